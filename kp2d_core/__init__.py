@@ -1,0 +1,19 @@
+"""Learned keypoints: detect, describe, match and track. Needs neither rclpy nor torch to run."""
+
+from kp2d_core.detector import KeypointDetector
+from kp2d_core.errors import FileError
+from kp2d_core.features import Features
+from kp2d_core.matching import Matches, match
+from kp2d_core.tracking import Tracker, Tracks
+from kp2d_core.version import __version__
+
+__all__ = [
+    'Features',
+    'FileError',
+    'KeypointDetector',
+    'Matches',
+    'Tracker',
+    'Tracks',
+    '__version__',
+    'match',
+]

@@ -1,0 +1,141 @@
+"""Our model files: safetensors with the architecture in the metadata. No torch needed to read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from kp2d_core.architecture import INPUT_MEAN, INPUT_SCALE, Architecture
+from kp2d_core.errors import FileError
+from kp2d_core.files import atomic_write
+from kp2d_core.version import __version__
+
+FORMAT = 'kp2d'
+WEIGHTS_FOLDER = Path(__file__).parent / 'weights'
+
+Weights = dict[str, NDArray[Any]]
+
+
+@dataclass
+class Checkpoint:
+    """A KeyPointNet: its architecture, its weights (float32), and where they came from."""
+
+    architecture: Architecture
+    weights: Weights
+    step: int = 0  # training steps behind the weights
+    evaluation: dict[str, Any] = field(default_factory=dict)  # figures measured for them
+    notes: str = ''  # a sentence on their origin
+    package_version: str = __version__  # of the package that wrote the file
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights, self.architecture)
+
+    def digest(self) -> str:
+        """SHA-256 over names, shapes and values: the identity of a model in caches and metadata."""
+        sha = hashlib.sha256(json.dumps(self.architecture.to_dict(), sort_keys=True).encode())
+        for name in sorted(self.weights):
+            array = np.ascontiguousarray(self.weights[name])
+            sha.update(f'{name} {array.dtype} {array.shape}'.encode())
+            sha.update(array.tobytes())
+        return sha.hexdigest()
+
+
+def check_weights(weights: Weights, architecture: Architecture) -> None:
+    """Raise FileError unless every entry is there, of the right shape, and finite."""
+    expected = architecture.parameter_shapes()
+    missing = sorted(set(expected) - set(weights))
+    if missing:
+        raise FileError(f'{len(missing)} weights are missing, the first is {missing[0]}')
+    foreign = sorted(set(weights) - set(expected))
+    if foreign:
+        raise FileError(f'{len(foreign)} weights are not of this network, first {foreign[0]}')
+    for name, shape in expected.items():
+        if weights[name].shape != shape:
+            raise FileError(
+                f'{name} has shape {weights[name].shape}, a {architecture.variant} network '
+                f'of width {architecture.width} needs {shape}'
+            )
+        if not np.isfinite(weights[name]).all():
+            raise FileError(f'{name} holds NaN or infinity')
+
+
+def save_checkpoint(
+    path: str | Path, checkpoint: Checkpoint, *, half: bool = False
+) -> None:
+    """Write atomically. `half` stores float16: half the size, for models that ship."""
+    weights = {name: np.ascontiguousarray(value) for name, value in checkpoint.weights.items()}
+    if half:
+        weights = {
+            name: value.astype(np.float16) if value.dtype == np.float32 else value
+            for name, value in weights.items()
+        }
+        check_weights(weights, checkpoint.architecture)  # nothing overflowed
+    metadata = {
+        'format': FORMAT,
+        'architecture': json.dumps(checkpoint.architecture.to_dict()),
+        'normalisation': json.dumps({'mean': INPUT_MEAN, 'scale': INPUT_SCALE}),
+        'step': str(checkpoint.step),
+        'evaluation': json.dumps(checkpoint.evaluation),
+        'notes': checkpoint.notes,
+        'package_version': __version__,
+    }
+    with atomic_write(path) as temporary:
+        try:
+            save_file(weights, temporary, metadata)
+        except SafetensorError as error:  # how the library reports a full disk
+            raise FileError(f'cannot write {path}: {error}') from error
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read and check a .safetensors file of ours; float16 storage comes back as float32."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileError(f'there is no file {path}')
+    try:
+        with safe_open(path, framework='np') as file:
+            metadata = file.metadata() or {}
+            if metadata.get('format') != FORMAT:
+                raise FileError('it is not a kp2d model (no such format in its metadata)')
+            weights = {name: file.get_tensor(name) for name in file.keys()}
+        return Checkpoint(
+            architecture=Architecture.from_dict(json.loads(metadata['architecture'])),
+            weights={name: _to_float32(value) for name, value in weights.items()},
+            step=int(metadata.get('step', 0)),
+            evaluation=json.loads(metadata.get('evaluation', '{}')),
+            notes=metadata.get('notes', ''),
+            package_version=metadata.get('package_version', 'unknown'),
+        )
+    except FileError as error:
+        raise FileError(f'{path} cannot be used: {error}') from error
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f'{path} is not a readable safetensors model: {error}') from error
+
+
+def shipped_models() -> list[str]:
+    """Names of the models inside the package, as `KeypointDetector.load` takes them."""
+    return sorted(path.stem for path in WEIGHTS_FOLDER.glob('*.safetensors'))
+
+
+def find_checkpoint(name_or_path: str | Path) -> Path:
+    """The file of a shipped name such as 'small', or the path itself."""
+    if str(name_or_path) in shipped_models():
+        return WEIGHTS_FOLDER / f'{name_or_path}.safetensors'
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    raise FileError(
+        f"there is no model '{name_or_path}': give a file, or one of the shipped models: "
+        f'{", ".join(shipped_models()) or "none"}'
+    )
+
+
+def _to_float32(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.float32) if array.dtype == np.float16 else array

@@ -1,0 +1,85 @@
+"""The detector: an image in, features out, whichever runtime does the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.architecture import CELL
+from kp2d_core.features import Features, select
+from kp2d_core.images import Image, Size, check_image, check_mask, prepare, size_of
+from kp2d_core.runtimes import Runtime, open_runtime
+
+
+class KeypointDetector:
+    """Finds keypoints in images of any size.
+
+    >>> detector = KeypointDetector.load('small')
+    >>> features = detector.detect(rgb, max_keypoints=500)
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        runtime: str = 'auto',
+        precision: str = 'fp32',
+        threads: int | None = None,
+    ) -> KeypointDetector:
+        """A shipped model by name ('small'), a .safetensors file, or an exported .onnx model.
+
+        runtime    'auto' takes the best that this machine has; see `kp2d info`
+        precision  'fp32', 'fp16' or 'int8', where the runtime can
+        threads    of the CPU; None leaves it to the runtime
+        """
+        return cls(open_runtime(model, runtime=runtime, precision=precision, threads=threads))
+
+    def detect(
+        self,
+        image: Image,
+        *,
+        working_size: Size | int | None = None,
+        max_keypoints: int | None = None,
+        score_threshold: float = 0.0,
+        nms_radius: float = 0.0,
+        mask: Image | NDArray[np.bool_] | None = None,
+    ) -> Features:
+        """Features of an RGB or gray uint8 image, in its own pixels, highest score first.
+
+        working_size     (width, height) to run the network at, or the longer side; None: as given
+        max_keypoints    the best so many; None: one for each cell with a score above threshold
+        score_threshold  keep scores above it
+        nms_radius       keep only the best within so many pixels; 0: no suppression, as the paper
+        mask             HxW, keypoints are kept where it is not 0
+        """
+        check_image(image)
+        if mask is not None:
+            mask = check_mask(mask, size_of(image))
+        if max_keypoints is not None and max_keypoints < 1:
+            raise ValueError(f'max_keypoints must be 1 or more, got {max_keypoints}')
+        if not nms_radius >= 0:
+            raise ValueError(f'nms_radius must be 0 or more, got {nms_radius}')
+
+        network_input, placement = prepare(image, self.runtime.fixed_size or working_size)
+        height, width = network_input.shape[:2]
+        cells = (height // CELL) * (width // CELL)
+        # Padding, mask and suppression drop points after the network ranked them: ask for all.
+        filtered = mask is not None or nms_radius > 0 or (width, height) != placement.working
+        top_k = cells if max_keypoints is None or filtered else min(max_keypoints, cells)
+        keypoints, scores, descriptors = self.runtime.run(network_input[None], top_k)
+        features = Features(
+            placement.to_given(keypoints[0]), scores[0], descriptors[0], size_of(image)
+        )
+        return select(
+            features,
+            max_keypoints=max_keypoints,
+            score_threshold=score_threshold,
+            nms_radius=nms_radius,
+            mask=mask,
+        )

@@ -1,0 +1,103 @@
+"""Keypoints with scores and descriptors, and the ways to keep some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What was found in one image, highest score first."""
+
+    keypoints: Float  # (N, 2): x right, y down, pixels; (0, 0) = centre of the top-left pixel
+    scores: Float  # (N,) descending
+    descriptors: Float  # (N, D) unit length
+    image_size: tuple[int, int] = (0, 0)  # (width, height) of the image they lie in
+
+    def __len__(self) -> int:
+        return len(self.keypoints)
+
+    def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Features:
+        """A subset, by mask, indices or slice."""
+        return Features(
+            self.keypoints[which], self.scores[which], self.descriptors[which], self.image_size
+        )
+
+
+def select(
+    features: Features,
+    *,
+    max_keypoints: int | None = None,
+    score_threshold: float = 0.0,
+    nms_radius: float = 0.0,
+    mask: NDArray[np.uint8] | NDArray[np.bool_] | None = None,
+) -> Features:
+    """Keep scores above the threshold, points inside the image and mask, spread, then the best."""
+    keep = features.scores > score_threshold
+    if features.image_size != (0, 0):
+        keep &= inside(features.keypoints, features.image_size)
+    if mask is not None:
+        keep &= _under_mask(features.keypoints, mask)
+    if not keep.all():
+        features = features[keep]
+    if nms_radius > 0:
+        features = features[suppress_neighbours(features.keypoints, nms_radius)]
+    if max_keypoints is not None and len(features) > max_keypoints:
+        features = features[:max_keypoints]
+    return features
+
+
+def inside(points: Float, image_size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which points lie on the image's pixels: half a pixel beyond the outermost centres at most."""
+    width, height = image_size
+    x, y = points[:, 0], points[:, 1]
+    result: NDArray[np.bool_] = (x >= -0.5) & (y >= -0.5) & (x < width - 0.5) & (y < height - 0.5)
+    return result
+
+
+def _under_mask(points: Float, mask: NDArray[np.uint8] | NDArray[np.bool_]) -> NDArray[np.bool_]:
+    height, width = mask.shape
+    x = np.clip(np.rint(points[:, 0]).astype(np.intp), 0, width - 1)
+    y = np.clip(np.rint(points[:, 1]).astype(np.intp), 0, height - 1)
+    return mask[y, x].astype(bool)
+
+
+def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
+    """Greedy non-maximum suppression of points in descending order of score: which ones stay.
+
+    A point goes if one that stays, with a higher score, is closer than `radius`. It gives what
+    walking down the list one by one gives, in a few passes over all close pairs at once.
+    """
+    better, worse = _close_pairs(points, radius)
+    undecided = np.ones(len(points), dtype=bool)
+    stays = np.zeros(len(points), dtype=bool)
+    while undecided.any():
+        beaten = np.zeros(len(points), dtype=bool)
+        beaten[worse[undecided[better]]] = True
+        winners = undecided & ~beaten
+        stays |= winners
+        undecided &= ~winners
+        undecided[worse[winners[better]]] = False
+    return stays
+
+
+def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """All pairs of indices (lower, higher) of points closer than `radius`."""
+    order = np.argsort(points[:, 0], kind='stable')
+    x, y = points[order, 0], points[order, 1]
+    lower: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
+    higher: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
+    for shift in range(1, len(points)):
+        dx = x[shift:] - x[:-shift]
+        if dx.min() >= radius:
+            break
+        near = np.flatnonzero(dx**2 + (y[shift:] - y[:-shift]) ** 2 < radius**2)
+        first, second = order[near], order[near + shift]
+        lower.append(np.minimum(first, second))
+        higher.append(np.maximum(first, second))
+    return np.concatenate(lower), np.concatenate(higher)

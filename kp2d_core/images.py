@@ -1,0 +1,132 @@
+"""What counts as an image, and how it becomes what the network takes, with the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.architecture import CELL
+from kp2d_core.errors import FileError
+
+Image = NDArray[np.uint8]
+Size = tuple[int, int]  # width, height
+
+MINIMUM_SIDE = 3 * CELL  # below it, every cell belongs to the border ring, which has no keypoints
+IMAGE_SUFFIXES = frozenset(
+    {'.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp'}
+)
+
+
+def check_image(image: Any, name: str = 'image') -> Image:
+    """The image itself if it is HxW or HxWx3 uint8 and large enough, else a ValueError."""
+    if not isinstance(image, np.ndarray):
+        raise ValueError(f'{name} must be a numpy array, got {type(image).__name__}')
+    if image.size == 0:
+        raise ValueError(f'{name} is empty: shape {image.shape}')
+    if image.dtype != np.uint8:
+        nan = np.issubdtype(image.dtype, np.floating) and bool(np.isnan(image).any())
+        holding = ' and holds NaN' if nan else ''
+        raise ValueError(f'{name} must be uint8 in 0..255, got {image.dtype}{holding}')
+    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3)):
+        raise ValueError(f'{name} must be HxW or HxWx3, got shape {image.shape}')
+    if min(image.shape[:2]) < MINIMUM_SIDE:
+        height, width = image.shape[:2]
+        raise ValueError(
+            f'{name} is too small: {width}x{height}, at least {MINIMUM_SIDE}x{MINIMUM_SIDE} needed'
+        )
+    return image
+
+
+def check_mask(mask: Any, image_size: Size) -> Image:
+    """The mask as uint8 if it is HxW, bool or uint8, and of the image's size."""
+    if not isinstance(mask, np.ndarray) or mask.dtype not in (np.uint8, np.bool_):
+        raise ValueError('mask must be a numpy array of bool or uint8')
+    if mask.shape != (image_size[1], image_size[0]):
+        raise ValueError(
+            f'mask must be HxW of the image, {image_size[1]}x{image_size[0]}, '
+            f'got shape {mask.shape}'
+        )
+    return mask.astype(np.uint8, copy=False)
+
+
+def size_of(image: Image) -> Size:
+    return image.shape[1], image.shape[0]
+
+
+def read_image(path: str | Path) -> Image:
+    """An image file as RGB uint8; FileError if it is not there or not an image."""
+    path = Path(path)
+    try:
+        data = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
+    image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB) if data.size else None
+    if image is None:
+        raise FileError(f'{path} is not an image that OpenCV can read')
+    return image
+
+
+def find_images(paths: list[Path]) -> list[Path]:
+    """Files as they are given, folders searched for images, sorted."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(p for p in path.rglob('*') if p.suffix.lower() in IMAGE_SUFFIXES)
+        else:
+            found.append(path)
+    return found
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the given image lies in the network's input, to map keypoints back."""
+
+    given: Size  # of the caller's image
+    working: Size  # it was resized to this, then padded right and below to whole cells
+
+    def to_given(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Network pixels -> pixels of the given image. Pixel centres count: half-pixel correct."""
+        if self.working == self.given:
+            return points
+        scale = np.array(self.given, np.float32) / np.array(self.working, np.float32)
+        return (points + np.float32(0.5)) * scale - np.float32(0.5)
+
+
+def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image, Placement]:
+    """The network's input (RGB, whole cells, contiguous) of a checked image.
+
+    `working_size` is (width, height), or the length of the longer side, or None to keep it.
+    """
+    given = size_of(image)
+    working = resolve_size(given, working_size)
+    if working != given:
+        shrinks = working[0] * working[1] < given[0] * given[1]
+        method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        image = np.asarray(cv2.resize(image, working, interpolation=method), np.uint8)
+    if image.ndim == 2 or image.shape[2] == 1:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
+    right, below = -working[0] % CELL, -working[1] % CELL
+    if right or below:
+        image = np.asarray(
+            cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE), np.uint8
+        )
+    return np.ascontiguousarray(image), Placement(given, working)
+
+
+def resolve_size(given: Size, working_size: Size | int | None) -> Size:
+    if working_size is None:
+        return given
+    if isinstance(working_size, int):
+        scale = working_size / max(given)
+        working_size = (round(given[0] * scale), round(given[1] * scale))
+    width, height = working_size
+    if min(width, height) < MINIMUM_SIDE:
+        raise ValueError(
+            f'working size {width}x{height} is too small: at least {MINIMUM_SIDE}x{MINIMUM_SIDE}'
+        )
+    return int(width), int(height)

@@ -1,0 +1,46 @@
+"""KeyPointNet in eager torch: the reference that the other runtimes are compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kp2d_core.checkpoint import Checkpoint
+from kp2d_core.images import Size
+from kp2d_core.networks import KeyPointNet
+from kp2d_core.networks.geometry import normalise, sample_descriptors
+from kp2d_core.runtimes import Outputs
+
+
+def network_of(checkpoint: Checkpoint) -> KeyPointNet:
+    """The checkpoint as a torch module in evaluation mode."""
+    network = KeyPointNet(checkpoint.architecture)
+    network.load_state_dict({k: torch.from_numpy(v) for k, v in checkpoint.weights.items()})
+    return network.eval()
+
+
+class TorchRuntime:
+    name = 'torch'
+    fixed_size: Size | None = None
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, threads: int | None = None, device: str | None = None
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+        self.network = network_of(checkpoint).to(self.device, memory_format=torch.channels_last)
+        self.descriptor_size = checkpoint.architecture.descriptor_size
+        self.description = f'torch {torch.__version__} on {self.device}, fp32'
+
+    @torch.inference_mode()
+    def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
+        size = images.shape[1], images.shape[2]
+        batch = normalise(torch.from_numpy(images).to(self.device))
+        maps = self.network(batch.contiguous(memory_format=torch.channels_last))
+        scores, cells = maps.scores.flatten(1).topk(min(top_k, maps.scores[0].numel()), dim=1)
+        points = maps.keypoints.flatten(2).transpose(1, 2)
+        points = points.gather(1, cells[..., None].expand(-1, -1, 2))
+        descriptors = sample_descriptors(maps.descriptors, points, size)
+        return points.cpu().numpy(), scores.cpu().numpy(), descriptors.cpu().numpy()

@@ -1,0 +1,71 @@
+"""Geometric verification of matches, with OpenCV's USAC estimators."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.features import Float
+
+Method = Literal['none', 'homography', 'fundamental', 'essential']
+METHODS: tuple[str, ...] = get_args(Method)
+MINIMUM_POINTS = {'homography': 4, 'fundamental': 8, 'essential': 6}
+
+_ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: the least sensitive to the threshold
+_CONFIDENCE = 0.9999
+_ITERATIONS = 5000
+
+
+def verify(
+    first: Float,
+    second: Float,
+    method: str,
+    *,
+    threshold: float = 3.0,
+    intrinsics: NDArray[np.float64] | None = None,
+) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
+    """Which of the pairs of points (M, 2) agree with one geometry, and its 3x3 matrix.
+
+    With too few points, or no geometry found, no pair is an inlier and the matrix is None.
+    """
+    if method not in METHODS:
+        raise ValueError(f"verification must be one of {', '.join(METHODS)}, got '{method}'")
+    if method == 'essential' and (intrinsics is None or np.shape(intrinsics) != (3, 3)):
+        raise ValueError('essential verification needs intrinsics, a 3x3 camera matrix')
+    if method == 'none':
+        return np.ones(len(first), bool), None
+    if not threshold > 0:
+        raise ValueError(f'threshold must be above 0 px, got {threshold}')
+    if len(first) < MINIMUM_POINTS[method]:
+        return np.zeros(len(first), bool), None
+
+    model, inliers = _estimate(first, second, method, threshold, intrinsics)
+    if model is None or inliers is None or np.shape(model) != (3, 3):
+        return np.zeros(len(first), bool), None
+    return inliers.ravel().astype(bool), np.asarray(model, np.float64)
+
+
+def _estimate(
+    first: Float,
+    second: Float,
+    method: str,
+    threshold: float,
+    intrinsics: NDArray[np.float64] | None,
+) -> tuple[NDArray[np.float64] | None, NDArray[np.uint8] | None]:
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    try:
+        if method == 'homography':
+            return cv2.findHomography(
+                a, b, _ESTIMATOR, threshold, maxIters=_ITERATIONS, confidence=_CONFIDENCE
+            )
+        if method == 'fundamental':
+            return cv2.findFundamentalMat(a, b, _ESTIMATOR, threshold, _CONFIDENCE, _ITERATIONS)
+        camera = np.asarray(intrinsics, np.float64)
+        return cv2.findEssentialMat(
+            a, b, camera, method=_ESTIMATOR, prob=_CONFIDENCE, threshold=threshold
+        )
+    except cv2.error:  # degenerate points
+        return None, None
