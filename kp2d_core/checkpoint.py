@@ -42,7 +42,7 @@ class Checkpoint:
         """SHA-256 over names, shapes and values: the identity of a model in caches and metadata."""
         sha = hashlib.sha256(json.dumps(self.architecture.to_dict(), sort_keys=True).encode())
         for name in sorted(self.weights):
-            array = np.ascontiguousarray(self.weights[name])
+            array = self.weights[name]
             sha.update(f'{name} {array.dtype} {array.shape}'.encode())
             sha.update(array.tobytes())
         return sha.hexdigest()
@@ -71,7 +71,7 @@ def save_checkpoint(
     path: str | Path, checkpoint: Checkpoint, *, half: bool = False
 ) -> None:
     """Write atomically. `half` stores float16: half the size, for models that ship."""
-    weights = {name: np.ascontiguousarray(value) for name, value in checkpoint.weights.items()}
+    weights = {name: np.asarray(v, order='C') for name, v in checkpoint.weights.items()}
     if half:
         weights = {
             name: value.astype(np.float16) if value.dtype == np.float32 else value
