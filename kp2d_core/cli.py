@@ -1,0 +1,63 @@
+"""The `kp2d` command: finds the subcommand, turns a user's mistake into one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from kp2d_core.errors import FileError
+from kp2d_core.version import __version__
+
+# Each is kp2d_core/commands/<name>.py with `add_arguments(parser)` and `run(args) -> int`,
+# imported only when it is used; and an executable for `ros2 run kp2d_core <name>` (setup.py).
+COMMANDS: dict[str, str] = {
+    'extract': 'find keypoints in images and save them',
+    'match': 'match two images and draw the matches',
+    'info': 'show what this machine can run, or what is inside a model file',
+    'import-checkpoint': "turn the KP2D authors' .ckpt into a .safetensors model",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = build_parser(arguments[0] if arguments else None)
+    args = parser.parse_args(arguments)
+    try:
+        code: int = args.run(args)
+        return code
+    except (FileError, ValueError) as error:
+        print(f'kp2d {args.command}: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f'kp2d {args.command}: interrupted', file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def build_parser(wanted: str | None) -> argparse.ArgumentParser:
+    """The whole parser, but with arguments only for the wanted command: the rest stay unimported."""
+    parser = argparse.ArgumentParser(
+        prog='kp2d', description='Learned keypoints for robots: train, evaluate, export, run.'
+    )
+    parser.add_argument('--version', action='version', version=f'kp2d {__version__}')
+    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f'{summary[0].upper()}{summary[1:]}.',
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        if name == wanted:
+            module = importlib.import_module(f'kp2d_core.commands.{name.replace("-", "_")}')
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())

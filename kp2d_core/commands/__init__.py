@@ -1,0 +1,1 @@
+"""The subcommands of `kp2d`, one file each."""

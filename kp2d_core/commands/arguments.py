@@ -1,0 +1,51 @@
+"""Arguments and argument types that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+from kp2d_core.images import Size
+
+
+def size(text: str) -> Size:
+    """'320x240' -> (320, 240)."""
+    try:
+        width, height = (int(part) for part in text.lower().split('x'))
+        if width < 1 or height < 1:
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a size: WIDTHxHEIGHT, such as 640x480"
+        ) from None
+    return width, height
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f'{text} is not above 0')
+    return value
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group('model')
+    group.add_argument(
+        '--model', default='small', help='a shipped model, a .safetensors file or an exported model'
+    )
+    group.add_argument(
+        '--runtime', default='auto', help='what runs it; `kp2d info` lists what this machine has'
+    )
+    group.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
+    group.add_argument('--threads', type=positive, help='CPU threads (default: the runtime decides)')
+
+
+def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group('detection')
+    group.add_argument(
+        '--size', type=size, metavar='WxH', help='run the network at this size (default: as given)'
+    )
+    group.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
+    group.add_argument('--score-threshold', type=float, default=0.0, help='keep scores above it')
+    group.add_argument(
+        '--nms-radius', type=float, default=0.0, help='keep the best within so many pixels, 0: all'
+    )
