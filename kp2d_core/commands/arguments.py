@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+from kp2d_core.detector import KeypointDetector
 from kp2d_core.images import Size
 
 
@@ -49,3 +51,20 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         '--nms-radius', type=float, default=0.0, help='keep the best within so many pixels, 0: all'
     )
+
+
+def load_detector(args: argparse.Namespace) -> KeypointDetector:
+    """The detector that the arguments of `add_model_arguments` describe."""
+    return KeypointDetector.load(
+        args.model, runtime=args.runtime, precision=args.precision, threads=args.threads
+    )
+
+
+def detection_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `add_detection_arguments` as keyword arguments of `detect`."""
+    return {
+        'working_size': args.size,
+        'max_keypoints': args.max_keypoints,
+        'score_threshold': args.score_threshold,
+        'nms_radius': args.nms_radius,
+    }

@@ -1,0 +1,28 @@
+"""kp2d import-checkpoint: the authors' file as one of ours."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kp2d_core.checkpoint import save_checkpoint
+from kp2d_core.reference_checkpoint import read_reference_checkpoint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('checkpoint', type=Path, help="the authors' file, such as v4.ckpt")
+    parser.add_argument(
+        '-o', '--output', type=Path, help='default: the same name with .safetensors'
+    )
+    parser.add_argument(
+        '--variant', choices=('v0', 'v1', 'v2', 'v3', 'v4'),
+        help='what the file is, if its own configuration does not say (default: it does)',
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    checkpoint = read_reference_checkpoint(args.checkpoint, args.variant)
+    output = args.output or args.checkpoint.with_suffix('.safetensors')
+    save_checkpoint(output, checkpoint)
+    print(f'{args.checkpoint} ({checkpoint.architecture.variant}) written to {output}')
+    return 0

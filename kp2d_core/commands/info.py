@@ -1,0 +1,63 @@
+"""kp2d info: what this machine can run, or what is inside a model file."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+
+from kp2d_core import runtimes
+from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
+from kp2d_core.version import __version__
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('model', nargs='?', help='a shipped model or a model file (default: none)')
+
+
+def run(args: argparse.Namespace) -> int:
+    print(describe_machine() if args.model is None else describe_model(args.model))
+    return 0
+
+
+def describe_machine() -> str:
+    lines = [f'kp2d {__version__}, Python {platform.python_version()}, {platform.machine()}']
+    lines += ['', 'models that ship:']
+    for name in shipped_models():
+        checkpoint = load_checkpoint(find_checkpoint(name))
+        lines.append(f'  {name:10} {_summary(checkpoint)}')
+    lines += ['', 'runtimes, best first:']
+    for status in runtimes.available_runtimes():
+        lines.append(f'  {status.name:12} {"yes" if status.available else "no ":4} {status.detail}')
+    return '\n'.join(lines)
+
+
+def describe_model(model: str) -> str:
+    path = find_checkpoint(model)
+    checkpoint = load_checkpoint(path)
+    architecture = checkpoint.architecture
+    lines = [
+        f'{path.name}: {_summary(checkpoint)}',
+        f'  cross-border    {architecture.cross_border} (offsets of +-{architecture.offset_range} px)',
+        f'  upsampling      {architecture.upsample} (descriptors at 1/{architecture.descriptor_stride})',
+        f'  training steps  {checkpoint.step}',
+        f'  written by      kp2d {checkpoint.package_version}',
+        f'  digest          {checkpoint.digest()[:16]}',
+    ]
+    if checkpoint.notes:
+        lines.append(f'  notes           {checkpoint.notes}')
+    for name, value in checkpoint.evaluation.items():
+        lines.append(f'  {name:15} {value:.4g}' if isinstance(value, float) else f'  {name:15} {value}')
+    return '\n'.join(lines)
+
+
+def _summary(checkpoint: Checkpoint) -> str:
+    architecture = checkpoint.architecture
+    learned = sum(
+        values.size
+        for name, values in checkpoint.weights.items()
+        if not name.endswith(('running_mean', 'running_var', 'num_batches_tracked'))
+    )
+    return (
+        f'{architecture.variant}, {learned / 1e6:.2f} M parameters, width {architecture.width}, '
+        f'{architecture.descriptor_size}-d descriptors'
+    )

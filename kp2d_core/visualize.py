@@ -1,0 +1,99 @@
+"""Drawing features and matches on images, for people to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.features import Features
+from kp2d_core.files import atomic_write
+from kp2d_core.images import Image
+from kp2d_core.matching import Matches
+
+INLIER = (60, 220, 90)  # colours are RGB
+OUTLIER = (235, 70, 60)
+_SUBPIXEL_BITS = 4
+
+
+def draw_keypoints(image: Image, features: Features, radius: int = 3) -> Image:
+    """A copy with a circle per keypoint: the higher its rank by score, the warmer."""
+    canvas = to_rgb(image)
+    colours = rank_colours(len(features))
+    for point, colour in zip(features.keypoints[::-1], colours[::-1], strict=True):
+        cv2.circle(
+            canvas, _subpixel(point), radius << _SUBPIXEL_BITS, colour, 1, cv2.LINE_AA,
+            _SUBPIXEL_BITS,
+        )  # fmt: skip
+    return canvas
+
+
+def draw_matches(
+    first_image: Image,
+    second_image: Image,
+    first: Features,
+    second: Features,
+    matches: Matches,
+    max_lines: int = 400,
+) -> Image:
+    """Both images side by side, inliers in green over outliers in red."""
+    canvas = side_by_side(to_rgb(first_image), to_rgb(second_image))
+    shift = np.array([first_image.shape[1], 0], np.float32)
+    order = np.argsort(matches.inliers, kind='stable')[-max_lines:]
+    for row in order:
+        i, j = matches.indices[row]
+        colour = INLIER if matches.inliers[row] else OUTLIER
+        start, end = _subpixel(first.keypoints[i]), _subpixel(second.keypoints[j] + shift)
+        cv2.line(canvas, start, end, colour, 1, cv2.LINE_AA, _SUBPIXEL_BITS)
+        for point in (start, end):
+            cv2.circle(canvas, point, 32, colour, -1, cv2.LINE_AA, _SUBPIXEL_BITS)
+    return canvas
+
+
+def rank_colours(count: int) -> list[tuple[int, int, int]]:
+    """`count` colours from warm (first) to cold."""
+    ramp = np.linspace(255, 60, max(count, 1)).astype(np.uint8)
+    bgr = cv2.applyColorMap(ramp[:, None], cv2.COLORMAP_TURBO)[:, 0]
+    return [(int(r), int(g), int(b)) for b, g, r in bgr[:count]]
+
+
+def put_caption(image: Image, text: str) -> None:
+    """Write a line at the top left, readable on any background, in place."""
+    for colour, thickness in (((0, 0, 0), 4), ((255, 255, 255), 1)):
+        cv2.putText(
+            image, text, (8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.55, colour, thickness, cv2.LINE_AA
+        )
+
+
+def to_rgb(image: Image) -> Image:
+    """A colour copy."""
+    if image.ndim == 2 or image.shape[2] == 1:
+        return np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
+    return image.copy()
+
+
+def side_by_side(left: Image, right: Image) -> Image:
+    height = max(left.shape[0], right.shape[0])
+    canvas = np.zeros((height, left.shape[1] + right.shape[1], 3), np.uint8)
+    canvas[: left.shape[0], : left.shape[1]] = left
+    canvas[: right.shape[0], left.shape[1] :] = right
+    return canvas
+
+
+def write_image(path: str | Path, image: Image) -> None:
+    """Write RGB atomically; the format follows the suffix, PNG without one."""
+    path = Path(path)
+    suffix = path.suffix or '.png'
+    try:
+        _, data = cv2.imencode(suffix, np.ascontiguousarray(image[..., ::-1]))
+    except cv2.error:
+        raise ValueError(f"cannot write images as '{suffix}': use .png or .jpg") from None
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(data.tobytes())
+
+
+def _subpixel(point: NDArray[np.float32]) -> tuple[int, int]:
+    x, y = np.rint(point * (1 << _SUBPIXEL_BITS)).astype(int)
+    return int(x), int(y)

@@ -1,0 +1,37 @@
+"""Models for tests: seeded random weights, batch norm settled on photographs."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kp2d_core.architecture import VARIANTS
+from kp2d_core.checkpoint import Checkpoint, save_checkpoint
+from kp2d_core.networks import KeyPointNet
+
+
+@cache
+def random_checkpoint(variant: str = 'small', seed: int = 0) -> Checkpoint:
+    """Untrained, but with statistics of its own, so that nothing hides behind zeros and ones."""
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    network = KeyPointNet(VARIANTS[variant])
+    with torch.no_grad():
+        for name, value in network.state_dict().items():
+            if name.endswith('running_mean'):
+                value.normal_(0, 0.1)
+            elif name.endswith('running_var'):
+                value.uniform_(0.5, 1.5)
+            elif name.endswith('.1.bias'):
+                value.normal_(0, 0.1)
+    torch.set_rng_state(generator_state)
+    weights = {name: value.numpy() for name, value in network.state_dict().items()}
+    return Checkpoint(VARIANTS[variant], weights)
+
+
+def write_random_model(folder: Path, variant: str = 'small', seed: int = 0) -> Path:
+    path = folder / f'{variant}-{seed}.safetensors'
+    save_checkpoint(path, random_checkpoint(variant, seed))
+    return path
