@@ -1,0 +1,1 @@
+"""How good a model is, and against what: the HPatches protocol, baselines, reports."""

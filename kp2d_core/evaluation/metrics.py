@@ -1,0 +1,170 @@
+"""The paper's metrics of one pair of images, on features and the true homography between them.
+
+What is filtered before the best `top_k` are taken, and where a limit is inclusive, decides the
+figures: repeatability and homography look at points that both images see, the matching score at
+all points. Features must be in descending order of score.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.features import Features
+from kp2d_core.images import Size
+
+Array = NDArray[np.float64]
+
+CORRECT = 3.0  # px, within which a point or a match counts
+CORNER_THRESHOLDS = (1, 3, 5)  # px of mean corner error, within which a homography counts
+RANSAC_THRESHOLD = 3.0
+RANSAC_ITERATIONS = 5000
+RANSAC_CONFIDENCE = 0.9995
+MINIMUM_MATCHES = 4  # for a homography
+
+
+class Detection(NamedTuple):
+    repeatability: float
+    localization: float  # px; CORRECT, the worst there can be, if no point was found again
+    failed: bool  # no point was found again
+
+
+class Fit(NamedTuple):
+    """One homography for each RANSAC run; infinite corner error where there is none."""
+
+    corner_errors: Array  # (runs,) px
+    inlier_ratios: Array  # (runs,)
+
+
+def warp(points: NDArray[Any], homography: Array) -> Array:
+    """Where the homography takes the points; infinity for those behind the camera."""
+    mapped = np.column_stack([points, np.ones(len(points))]) @ homography.T
+    in_front = mapped[:, 2:] > 0
+    return np.where(in_front, mapped[:, :2] / np.where(in_front, mapped[:, 2:], 1), np.inf)
+
+
+def in_view(points: Array, size: Size) -> NDArray[np.bool_]:
+    """Which points lie in [0, width) x [0, height)."""
+    return np.all((points >= 0) & (points < np.asarray(size)), axis=1)
+
+
+def detection(
+    first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
+) -> Detection:
+    """How many of the points that both see are found again within 3 px, and how closely."""
+    warped = warp(first.keypoints, first_to_second)
+    expected = warped[in_view(warped, size)][:top_k]
+    found = _seen_by_other(second, np.linalg.inv(first_to_second), size)[:top_k].keypoints
+    if not len(expected) or not len(found):
+        return Detection(0.0, CORRECT, True)
+    distances = np.linalg.norm(expected[:, None] - found[None], axis=2)
+    nearest = np.concatenate([distances.min(axis=1), distances.min(axis=0)])
+    hits = nearest[nearest <= CORRECT]
+    if not len(hits):
+        return Detection(0.0, CORRECT, True)
+    return Detection(len(hits) / len(nearest), float(hits.mean()), False)
+
+
+def matching_score(
+    first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
+) -> float:
+    """Share of nearest-descriptor matches that are right, averaged over both directions."""
+    first, second = first[:top_k], second[:top_k]
+    if not len(first) or not len(second):
+        return 0.0
+    distances = descriptor_distances(first, second)
+    forward = _directed_score(
+        first.keypoints,
+        second.keypoints[distances.argmin(axis=1)],
+        np.linalg.inv(first_to_second),
+        size,
+    )
+    backward = _directed_score(
+        second.keypoints, first.keypoints[distances.argmin(axis=0)], first_to_second, size
+    )
+    return (forward + backward) / 2
+
+
+def _directed_score(queries: NDArray[Any], matched: NDArray[Any], back: Array, size: Size) -> float:
+    """Of the matches whose point lies in the query's image, the share that is at the query."""
+    returned = warp(matched, back)
+    visible = np.all((returned >= 0) & (returned <= np.asarray(size) - 1), axis=1)
+    correct = np.linalg.norm(returned - queries, axis=1) < CORRECT
+    return float((correct & visible).sum() / max(visible.sum(), 1))
+
+
+def mutual_matches(
+    first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
+) -> tuple[Array, Array]:
+    """Points of the two images that are each other's nearest, of those that both images see."""
+    first = _seen_by_other(first, first_to_second, size)[:top_k]
+    second = _seen_by_other(second, np.linalg.inv(first_to_second), size)[:top_k]
+    if not len(first) or not len(second):
+        return np.empty((0, 2)), np.empty((0, 2))
+    distances = descriptor_distances(first, second)
+    nearest = distances.argmin(axis=1)
+    mutual = distances.argmin(axis=0)[nearest] == np.arange(len(first))
+    return (
+        first.keypoints[mutual].astype(np.float64),
+        second.keypoints[nearest[mutual]].astype(np.float64),
+    )
+
+
+def correct_matches(first: Array, second: Array, first_to_second: Array) -> NDArray[np.bool_]:
+    """Which matches lie within 3 px of the truth, in the second image."""
+    correct: NDArray[np.bool_] = (
+        np.linalg.norm(warp(first, first_to_second) - second, axis=1) < CORRECT
+    )
+    return correct
+
+
+def fit_homographies(
+    first: Array, second: Array, first_to_second: Array, size: Size, runs: int = 1
+) -> Fit:
+    """RANSAC's homography of the matches, `runs` times, and how far it takes the corners astray.
+
+    OpenCV's RANSAC has a generator of its own that cannot be seeded: every run gets the matches in
+    another order, from a seeded generator, so that the runs differ and can be repeated.
+    """
+    errors, inlier_ratios = np.full(runs, np.inf), np.zeros(runs)
+    if len(first) < MINIMUM_MATCHES:
+        return Fit(errors, inlier_ratios)
+    width, height = size
+    corners = np.array(
+        [[0, 0], [0, height - 1], [width - 1, 0], [width - 1, height - 1]], np.float64
+    )
+    true_corners = warp(corners, first_to_second)
+    for run in range(runs):
+        order = np.random.default_rng(run).permutation(len(first))
+        estimate, inliers = cv2.findHomography(
+            first[order],
+            second[order],
+            cv2.RANSAC,
+            RANSAC_THRESHOLD,
+            maxIters=RANSAC_ITERATIONS,
+            confidence=RANSAC_CONFIDENCE,
+        )
+        if estimate is None or not np.isfinite(estimate).all():
+            continue
+        astray = warp(corners, np.asarray(estimate, np.float64)) - true_corners
+        errors[run] = np.linalg.norm(astray, axis=1).mean()
+        inlier_ratios[run] = np.count_nonzero(inliers) / len(first)
+    return Fit(np.where(np.isfinite(errors), errors, np.inf), inlier_ratios)
+
+
+def area_under_curve(corner_errors: Array, threshold: float) -> float:
+    """Area under the share of errors up to t, for t from 0 to the threshold, over the threshold."""
+    return float(np.clip(1 - corner_errors / threshold, 0, None).mean())
+
+
+def descriptor_distances(first: Features, second: Features) -> NDArray[np.float32]:
+    """(N, M) squared Euclidean distances of the descriptors."""
+    a, b = first.descriptors, second.descriptors
+    return (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
+
+
+def _seen_by_other(features: Features, to_other: Array, size: Size) -> Features:
+    return features[in_view(warp(features.keypoints, to_other), size)]

@@ -1,0 +1,105 @@
+"""Do keypoints follow the image or the network's grid? The same photograph, shifted by a few pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from kp2d_core.evaluation.metrics import CORRECT, detection, in_view, warp
+from kp2d_core.evaluation.protocol import Extract, in_order_of_score
+from kp2d_core.features import Features
+from kp2d_core.images import Image, Size
+
+SHIFTS = tuple(range(9))  # 0 to 8 px: a whole cell of the network
+
+
+@dataclass(frozen=True)
+class ShiftResult:
+    """Averages over the images, the content moved by `shift` px to the right and down."""
+
+    shift: int
+    repeatability: float
+    localization: float  # px
+    bias_x: float  # px, signed: below 0 the keypoints lag behind the content
+    bias_y: float
+
+
+def shift_test(
+    extract: Extract,
+    images: Iterable[Image],
+    shifts: Iterable[int] = SHIFTS,
+    *,
+    size: Size = (320, 240),
+    top_k: int = 300,
+    progress: bool = False,
+) -> list[ShiftResult]:
+    """Repeatability, localization and signed bias under pure translation, with real pixels.
+
+    Each RGB photograph is resized to a little more than `size`, and cropped twice, `shift` pixels
+    apart in x and y: nothing is interpolated, so that a perfect detector has an error of 0.
+    """
+    photographs = list(images)
+    distances = sorted(set(shifts))
+    if not photographs:
+        raise ValueError('the shift test needs at least one image')
+    if not distances or distances[0] < 0:
+        raise ValueError('the shift test needs shifts of 0 px or more')
+    rows: dict[int, list[ShiftResult]] = {shift: [] for shift in distances}
+    total = len(photographs) * len(distances)
+    with tqdm(total=total, desc='shift', unit='shift', disable=not progress) as bar:
+        for photograph in photographs:
+            margin = distances[-1]
+            large = cv2.resize(photograph, (size[0] + margin, size[1] + margin))
+            still = in_order_of_score(extract(_crop(large, margin, size)))
+            for shift in distances:
+                moved = in_order_of_score(extract(_crop(large, margin - shift, size)))
+                rows[shift].append(_compare(still, moved, shift, size, top_k))
+                bar.update()
+    return [_average(rows[shift]) for shift in distances]
+
+
+def _crop(image: NDArray[np.generic], start: int, size: Size) -> Image:
+    crop = image[start : start + size[1], start : start + size[0]]
+    return np.ascontiguousarray(crop, dtype=np.uint8)
+
+
+def _compare(
+    still: Features, moved: Features, shift: int, size: Size, top_k: int
+) -> ShiftResult:
+    truth = np.array([[1, 0, shift], [0, 1, shift], [0, 0, 1]], np.float64)
+    found = detection(still, moved, truth, size, top_k)
+    bias = _bias(still, moved, truth, size, top_k)
+    return ShiftResult(shift, found.repeatability, found.localization, *map(float, bias))
+
+
+def _bias(
+    still: Features, moved: Features, truth: NDArray[np.float64], size: Size, top_k: int
+) -> NDArray[np.float64]:
+    """Mean of where points were found minus where they should be, over those found again."""
+    warped = warp(still.keypoints, truth)
+    expected = warped[in_view(warped, size)][:top_k]
+    back = warp(moved.keypoints, np.linalg.inv(truth))
+    found = moved.keypoints[in_view(back, size)][:top_k]
+    if not len(expected) or not len(found):
+        return np.zeros(2)
+    astray = found[None] - expected[:, None]
+    distances = np.linalg.norm(astray, axis=2)
+    nearest = distances.argmin(axis=1)
+    hits = np.flatnonzero(distances.min(axis=1) <= CORRECT)
+    if not len(hits):
+        return np.zeros(2)
+    return np.asarray(astray[hits, nearest[hits]].mean(axis=0), np.float64)
+
+
+def _average(rows: list[ShiftResult]) -> ShiftResult:
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(row, name) for row in rows]))
+
+    return ShiftResult(
+        rows[0].shift, mean('repeatability'), mean('localization'), mean('bias_x'), mean('bias_y')
+    )
