@@ -1,0 +1,39 @@
+"""What several test files share: photographs that come with scikit-image, and optional data."""
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Inside the wheel of every scikit-image: nothing is downloaded.
+PHOTOGRAPHS = (
+    'astronaut.png',
+    'chelsea.png',
+    'coffee.png',
+    'hubble_deep_field.jpg',
+    'motorcycle_left.png',
+    'motorcycle_right.png',
+    'rocket.jpg',
+)
+
+
+@pytest.fixture(scope='session')
+def photographs() -> dict[str, np.ndarray]:
+    """Name without suffix -> RGB uint8. The two motorcycles are a stereo pair."""
+    import skimage.data
+
+    directory = Path(skimage.data.__file__).parent
+    images = {Path(name).stem: cv2.imread(str(directory / name)) for name in PHOTOGRAPHS}
+    return {name: cv2.cvtColor(image, cv2.COLOR_BGR2RGB) for name, image in images.items()}
+
+
+@pytest.fixture(scope='session')
+def shared_data() -> Path:
+    """The optional larger data; without it the test is skipped."""
+    directory = Path(os.environ.get('KP2D_DATA', ROOT.parent / 'shared' / 'data'))
+    if not directory.is_dir():
+        pytest.skip(f'no data in {directory}; set KP2D_DATA to where it is')
+    return directory
