@@ -97,6 +97,8 @@ def _parameter(tensor: _Tensor, *_: Any) -> _Tensor:
 
 _KNOWN_NAMES: dict[tuple[str, str], Any] = {
     ('collections', 'OrderedDict'): OrderedDict,
+    ('__builtin__', 'set'): set,  # CfgNode keeps its deprecated names in one
+    ('builtins', 'set'): set,
     ('yacs.config', 'CfgNode'): _Config,
     ('torch._utils', '_rebuild_tensor_v2'): _Tensor,
     ('torch._utils', '_rebuild_parameter'): _parameter,

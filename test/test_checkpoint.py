@@ -1,0 +1,138 @@
+"""Our model files: what goes in comes out, what is broken is refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from models import random_checkpoint
+from safetensors.numpy import save_file
+
+from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from kp2d_core.errors import FileError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / 'model.safetensors'
+
+
+def test_round_trip(path):
+    saved = random_checkpoint('small')
+    saved.step, saved.evaluation, saved.notes = 7, {'mscore': 0.5}, 'a test'
+    save_checkpoint(path, saved)
+    loaded = load_checkpoint(path)
+    assert loaded.architecture == saved.architecture
+    assert (loaded.step, loaded.evaluation, loaded.notes) == (7, {'mscore': 0.5}, 'a test')
+    assert loaded.weights.keys() == saved.weights.keys()
+    for name, value in saved.weights.items():
+        assert np.array_equal(loaded.weights[name], value) and loaded.weights[name].shape == value.shape
+    assert loaded.digest() == saved.digest()
+
+
+def test_half_storage_takes_half_the_space_and_loads_as_float32(path, tmp_path):
+    checkpoint = random_checkpoint('small')
+    save_checkpoint(path, checkpoint, half=True)
+    save_checkpoint(tmp_path / 'full.safetensors', checkpoint)
+    ratio = path.stat().st_size / (tmp_path / 'full.safetensors').stat().st_size
+    assert ratio < 0.52
+    loaded = load_checkpoint(path).weights['conv1a.0.weight']
+    assert loaded.dtype == np.float32
+    assert np.allclose(loaded, checkpoint.weights['conv1a.0.weight'], rtol=1e-3, atol=1e-4)
+
+
+def test_digest_tells_models_apart():
+    digests = {random_checkpoint(v, seed).digest() for v in ('small', 'v2', 'v4') for seed in (0, 1)}
+    assert len(digests) == 6
+
+
+def test_truncated_file(path):
+    save_checkpoint(path, random_checkpoint('small'))
+    path.write_bytes(path.read_bytes()[:100_000])
+    with pytest.raises(FileError, match='not a readable safetensors model'):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize('content', [b'', b'\x00' * 4, b'PK\x03\x04 zip', b'{"json": 1}' * 50])
+def test_garbage(path, content):
+    path.write_bytes(content)
+    with pytest.raises(FileError, match='model'):
+        load_checkpoint(path)
+
+
+def test_foreign_safetensors(path):
+    save_file({'x': np.zeros(3, np.float32)}, path)
+    with pytest.raises(FileError, match='not a kp2d model'):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda w: w.pop('convDb.bias'), 'missing.*convDb.bias'),
+        (lambda w: w.update(extra=np.zeros(1, np.float32)), 'not of this network.*extra'),
+        (lambda w: w.update({'convDb.bias': np.zeros(2, np.float32)}), r'convDb.bias has shape \(2,\)'),
+        (lambda w: w.update({'convDb.bias': np.full(1, np.nan, np.float32)}), 'NaN'),
+    ],
+)
+def test_wrong_weights(path, change, message):
+    checkpoint = random_checkpoint('small')
+    weights = dict(checkpoint.weights)
+    change(weights)
+    metadata = {
+        'format': 'kp2d',
+        'architecture': json.dumps(checkpoint.architecture.to_dict()),
+    }
+    save_file(weights, path, metadata)
+    with pytest.raises(FileError, match=message):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize('architecture', ['not json', '[1, 2]', '{"width": "wide"}', '{"depth": 1}'])
+def test_broken_metadata(path, architecture):
+    weights = random_checkpoint('small').weights
+    save_file(weights, path, {'format': 'kp2d', 'architecture': architecture})
+    with pytest.raises(FileError, match='model.safetensors'):
+        load_checkpoint(path)
+
+
+def test_missing_file_and_unknown_name(tmp_path):
+    with pytest.raises(FileError, match='no file'):
+        load_checkpoint(tmp_path / 'none.safetensors')
+    with pytest.raises(FileError, match="no model 'tiny'"):
+        find_checkpoint('tiny')
+
+
+def test_a_full_disk_leaves_the_old_file(path):
+    """A file size limit stands in for a full disk: the write really fails half-way."""
+    save_checkpoint(path, random_checkpoint('small'))
+    before = path.read_bytes()
+    script = (
+        'import resource, signal, sys\n'
+        'from kp2d_core.checkpoint import load_checkpoint, save_checkpoint\n'
+        'from kp2d_core.errors import FileError\n'
+        f'checkpoint = load_checkpoint({str(path)!r})\n'
+        'signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))\n'
+        'try:\n'
+        f'    save_checkpoint({str(path)!r}, checkpoint)\n'
+        'except FileError as error:\n'
+        '    sys.exit(f"refused: {error}")\n'
+    )
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1_000_000
+    result = subprocess.run(
+        [sys.executable, '-c', script], capture_output=True, text=True, timeout=60
+    )
+    assert 'refused: cannot write' in result.stderr
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(FileError, match='cannot write'):
+        save_checkpoint(tmp_path / 'file' / 'model.safetensors', random_checkpoint('small'))

@@ -1,0 +1,170 @@
+"""The authors' .ckpt: files of that very structure are read, dangerous ones are refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pickletools
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from models import random_checkpoint
+from yacs.config import CfgNode
+
+from kp2d_core.checkpoint import load_checkpoint
+from kp2d_core.cli import main
+from kp2d_core.errors import FileError
+from kp2d_core.reference_checkpoint import read_reference_checkpoint
+
+
+def authors_config(**params: object) -> CfgNode:
+    """Like the configuration inside the released files: nested, frozen, mixed values."""
+    config = CfgNode()
+    config.arch = CfgNode({'seed': 42, 'epochs': 50})
+    config.model = CfgNode()
+    config.model.params = CfgNode(
+        {'use_color': True, 'do_upsample': True, 'do_cross': True, **params}
+    )
+    config.datasets = CfgNode({'train': CfgNode({'path': '/data', 'batch_size': 8})})
+    config.freeze()
+    return config
+
+
+def write_ckpt(path, variant='v4', config=None, *, zip_format=True, prefix=''):
+    weights = random_checkpoint(variant).weights
+    state = {prefix + k: torch.from_numpy(v.copy()) for k, v in weights.items()}
+    content = {'state_dict': state, 'config': config if config is not None else authors_config()}
+    torch.save(content, path, _use_new_zipfile_serialization=zip_format)
+    return weights
+
+
+@pytest.mark.parametrize('zip_format', [True, False], ids=['zip', 'stream'])
+def test_import_gives_the_same_weights(tmp_path, zip_format):
+    path = tmp_path / 'v4.ckpt'
+    weights = write_ckpt(path, zip_format=zip_format)
+    checkpoint = read_reference_checkpoint(path)
+    assert checkpoint.architecture.variant == 'v4'
+    assert checkpoint.weights.keys() == weights.keys()
+    assert all(np.array_equal(checkpoint.weights[k], v) for k, v in weights.items())
+
+
+@pytest.mark.parametrize(
+    ('params', 'variant'),
+    [
+        ({'do_upsample': False, 'do_cross': False}, 'v0'),
+        ({'do_upsample': False}, 'v1'),
+        ({}, 'v4'),
+        ({'do_cross': False}, 'custom'),
+        ({'keypoint_net_type': 'KeypointNet'}, 'v4'),
+    ],
+)
+def test_the_variant_comes_from_the_configuration(tmp_path, params, variant):
+    path = tmp_path / 'model.ckpt'
+    write_ckpt(path, config=authors_config(**params))
+    architecture = read_reference_checkpoint(path).architecture
+    assert architecture.variant == variant
+    assert architecture.cross_border == params.get('do_cross', True)
+    assert architecture.upsample == params.get('do_upsample', True)
+
+
+def test_command_line(tmp_path, capsys):
+    path, output = tmp_path / 'v4.ckpt', tmp_path / 'v4.safetensors'
+    write_ckpt(path, prefix='module.')  # as DataParallel saves
+    assert main(['import-checkpoint', str(path), '-o', str(output)]) == 0
+    assert load_checkpoint(output).notes == 'imported from v4.ckpt'
+    assert '(v4)' in capsys.readouterr().out
+
+
+class Attack:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.system, (f'touch {self.target}',)
+
+
+@pytest.mark.parametrize('zip_format', [True, False], ids=['zip', 'stream'])
+def test_a_malicious_file_is_refused_and_does_nothing(tmp_path, zip_format, capsys):
+    path, target = tmp_path / 'evil.ckpt', tmp_path / 'owned'
+    write_ckpt(path, config={'x': Attack(target)}, zip_format=zip_format)
+    assert main(['import-checkpoint', str(path)]) == 2
+    error = capsys.readouterr().err
+    assert 'refused as unsafe' in error and 'system' in error
+    assert not target.exists()
+    assert list(tmp_path.iterdir()) == [path]
+    # The file really is dangerous: unpickled, it acts.
+    if not zip_format:
+        script = f'import torch; torch.load({str(path)!r}, weights_only=False)'
+        subprocess.run([sys.executable, '-c', script], timeout=60, check=False)
+        assert target.exists()
+
+
+def test_a_getattr_gadget_is_refused(tmp_path):
+    path = tmp_path / 'evil.ckpt'
+    payload = pickle.dumps({'state_dict': getattr})
+    assert 'getattr' in ''.join(str(op) for op in pickletools.genops(payload))
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('archive/data.pkl', payload)
+    with pytest.raises(FileError, match='builtins.getattr'):
+        read_reference_checkpoint(path)
+
+
+@pytest.mark.parametrize('share', [0.0, 0.01, 0.5, 0.999])
+@pytest.mark.parametrize('zip_format', [True, False], ids=['zip', 'stream'])
+def test_truncated(tmp_path, share, zip_format):
+    path = tmp_path / 'v4.ckpt'
+    write_ckpt(path, 'small', zip_format=zip_format)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(FileError, match='cannot be imported'):
+        read_reference_checkpoint(path)
+
+
+def test_wrong_shape_is_named(tmp_path):
+    path = tmp_path / 'v4.ckpt'
+    write_ckpt(path, 'small')
+    with pytest.raises(FileError, match='conv1a.0.weight has shape'):
+        read_reference_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ('config', 'message'),
+    [
+        ({}, '--variant'),
+        (authors_config(keypoint_net_type='KeypointResnet'), 'KeypointResnet'),
+        (authors_config(use_color=False), 'gray'),
+    ],
+)
+def test_configurations_that_cannot_be_used(tmp_path, config, message):
+    path = tmp_path / 'model.ckpt'
+    write_ckpt(path, config=config)
+    with pytest.raises(FileError, match=message):
+        read_reference_checkpoint(path)
+    if not config:
+        assert read_reference_checkpoint(path, 'v2').architecture.variant == 'v2'
+
+
+def test_other_files(tmp_path):
+    path = tmp_path / 'model.ckpt'
+    for content in (b'hello', pickle.dumps([1, 2]), pickle.dumps({'state_dict': {'a': 1}})):
+        path.write_bytes(content)
+        with pytest.raises(FileError, match='cannot be imported'):
+            read_reference_checkpoint(path)
+    with pytest.raises(FileError, match='cannot read'):
+        read_reference_checkpoint(tmp_path / 'none.ckpt')
+    torch.save(torch.zeros(3), path)
+    with pytest.raises(FileError, match='state_dict'):
+        read_reference_checkpoint(path)
+
+
+def test_a_tensor_that_reaches_beyond_its_storage(tmp_path):
+    path = tmp_path / 'evil.ckpt'
+    storage = torch.zeros(4)
+    view = torch.as_strided(storage, (2, 2), (1, 2))
+    torch.save({'state_dict': {'a': view}}, path)
+    with pytest.raises(FileError, match='row by row'):
+        read_reference_checkpoint(path)
