@@ -1,0 +1,102 @@
+"""What counts as an image, and the way to the network's input and back."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from kp2d_core.errors import FileError
+from kp2d_core.images import check_image, check_mask, find_images, prepare, read_image
+
+
+@pytest.mark.parametrize(
+    ('image', 'message'),
+    [
+        ('photo.png', 'numpy array, got str'),
+        (np.zeros((0, 0, 3), np.uint8), 'empty'),
+        (np.zeros((1, 1, 3), np.uint8), 'too small: 1x1'),
+        (np.zeros((23, 640), np.uint8), 'too small: 640x23'),
+        (np.zeros((64, 64, 2), np.uint8), r'HxW or HxWx3.*\(64, 64, 2\)'),
+        (np.zeros((64, 64, 4), np.uint8), 'HxW or HxWx3'),
+        (np.zeros(64, np.uint8), 'HxW or HxWx3'),
+        (np.zeros((64, 64, 3), np.float32), 'uint8 in 0..255, got float32'),
+        (np.full((64, 64), np.nan, np.float32), 'float32 and holds NaN'),
+        (np.zeros((64, 64), np.uint16), 'got uint16'),
+        (None, 'got NoneType'),
+    ],
+)
+def test_bad_images_are_named(image, message):
+    with pytest.raises(ValueError, match=message):
+        check_image(image)
+
+
+def test_bad_masks_are_named():
+    with pytest.raises(ValueError, match='bool or uint8'):
+        check_mask(np.zeros((4, 4)), (4, 4))
+    with pytest.raises(ValueError, match=r'480x640, got shape \(640, 480\)'):
+        check_mask(np.zeros((640, 480), bool), (640, 480))
+
+
+def test_whole_cells_are_passed_on_without_a_copy(photographs):
+    image = photographs['astronaut']
+    prepared, placement = prepare(image)
+    assert np.shares_memory(prepared, image)
+    points = np.array([[1.5, 2.5]], np.float32)
+    assert placement.to_given(points) is points
+
+
+def test_padding_repeats_the_edge_on_the_right_and_below():
+    image = np.random.default_rng(0).integers(0, 255, (30, 41, 3), np.uint8)
+    prepared, _ = prepare(image)
+    assert prepared.shape == (32, 48, 3)
+    assert np.array_equal(prepared[:30, :41], image)
+    assert (prepared[:30, 41:] == image[:, 40:41]).all()
+    assert (prepared[30:, :41] == image[29]).all()
+
+
+def test_gray_becomes_three_equal_channels():
+    image = np.random.default_rng(0).integers(0, 255, (32, 40), np.uint8)
+    for gray in (image, image[..., None]):
+        prepared, _ = prepare(gray)
+        assert prepared.shape == (32, 40, 3)
+        assert (prepared == image[..., None]).all()
+
+
+@pytest.mark.parametrize('working', [(320, 240), (200, 160), (1280, 960), 400])
+def test_the_way_back_is_half_pixel_correct(working):
+    """A bright blob is found in the resized image and mapped back to where it was drawn."""
+    image = np.zeros((480, 640), np.uint8)
+    centre = np.array([403.0, 121.0])
+    y, x = np.mgrid[:480, :640]
+    image[:] = 255 * np.exp(-((x - centre[0]) ** 2 + (y - centre[1]) ** 2) / (2 * 12**2))
+    prepared, placement = prepare(image, working)
+    gray = prepared[: placement.working[1], : placement.working[0], 0].astype(float)
+    gray[gray < 3] = 0
+    v, u = np.mgrid[: gray.shape[0], : gray.shape[1]]
+    found = np.array([[(gray * u).sum(), (gray * v).sum()]]) / gray.sum()
+    assert placement.to_given(found.astype(np.float32))[0] == pytest.approx(centre, abs=0.05)
+
+
+def test_the_longer_side_keeps_the_aspect():
+    _, placement = prepare(np.zeros((480, 640, 3), np.uint8), 320)
+    assert placement.working == (320, 240)
+    with pytest.raises(ValueError, match='too small'):
+        prepare(np.zeros((480, 640, 3), np.uint8), 16)
+
+
+def test_reading_files(tmp_path, photographs):
+    image = photographs['chelsea']
+    path = tmp_path / 'chelsea.png'
+    cv2.imwrite(str(path), image[..., ::-1])
+    assert np.array_equal(read_image(path), image)
+    (tmp_path / 'sub').mkdir()
+    (tmp_path / 'sub' / 'b.JPG').write_bytes(b'not an image')
+    (tmp_path / 'empty.png').write_bytes(b'')
+    (tmp_path / 'notes.txt').write_text('no image')
+    assert find_images([tmp_path]) == [path, tmp_path / 'empty.png', tmp_path / 'sub' / 'b.JPG']
+    for bad in (tmp_path / 'sub' / 'b.JPG', tmp_path / 'empty.png'):
+        with pytest.raises(FileError, match='not an image'):
+            read_image(bad)
+    with pytest.raises(FileError, match='cannot read'):
+        read_image(tmp_path / 'none.png')

@@ -1,0 +1,157 @@
+"""Matching and verification, on cases worked out by hand and on a known geometry."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from kp2d_core import Features, match
+from kp2d_core.matching import squared_distances
+from kp2d_core.verification import verify
+
+
+def unit(rows):
+    rows = np.array(rows, np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def make(descriptors, points=None):
+    descriptors = unit(descriptors)
+    if points is None:
+        points = np.zeros((len(descriptors), 2))
+    scores = np.linspace(1, 0.5, len(descriptors)).astype(np.float32)
+    return Features(np.array(points, np.float32), scores, descriptors)
+
+
+def random_features(count, seed, dimension=64):
+    rng = np.random.default_rng(seed)
+    return make(rng.normal(size=(count, dimension)), rng.uniform(0, 640, (count, 2)))
+
+
+def test_mutual_nearest_neighbours_by_hand():
+    first = make([[1, 0, 0], [0, 1, 0], [0.9, 0.1, 0]])
+    second = make([[0, 1, 0.1], [1, 0.01, 0]])
+    matches = match(first, second)
+    assert matches.indices.tolist() == [[0, 1], [1, 0]]  # row 2 prefers 1, which prefers row 0
+    assert matches.inliers.all() and matches.model is None
+    assert match(first, second, mutual=False).indices.tolist() == [[0, 1], [1, 0], [2, 1]]
+
+
+def test_distances_are_euclidean():
+    first, second = random_features(40, 0), random_features(30, 1)
+    matches = match(first, second)
+    for (i, j), distance in zip(matches.indices, matches.distances, strict=True):
+        expected = np.linalg.norm(first.descriptors[i] - second.descriptors[j])
+        assert distance == pytest.approx(expected, abs=1e-4)
+
+
+def test_against_opencvs_cross_check():
+    first, second = random_features(200, 2), random_features(220, 3)
+    ours = {tuple(pair) for pair in match(first, second).indices.tolist()}
+    matcher = cv2.BFMatcher(cv2.NORM_L2, crossCheck=True)
+    theirs = {
+        (m.queryIdx, m.trainIdx) for m in matcher.match(first.descriptors, second.descriptors)
+    }
+    assert ours == theirs and len(ours) > 50
+
+
+def test_ratio_and_distance_limits():
+    first = make([[1, 0, 0], [0, 0, 1]])
+    second = make([[1, 0.1, 0], [1, 0.12, 0], [0, 0.2, 1]])
+    assert match(first, second).indices.tolist() == [[0, 0], [1, 2]]
+    assert match(first, second, max_ratio=0.8).indices.tolist() == [[1, 2]]
+    assert match(first, second, max_distance=0.15).indices.tolist() == [[0, 0]]
+    assert match(first, second[:1], max_ratio=0.8).indices.tolist() == [[0, 0]]  # no second best
+
+
+def test_spatial_gate():
+    first = make([[1, 0], [0, 1]], [[10, 10], [50, 50]])
+    second = make([[1, 0], [1, 0.2], [0, 1]], [[200, 10], [14, 13], [53, 54]])
+    assert match(first, second).indices.tolist() == [[0, 0], [1, 2]]
+    assert match(first, second, radius=6).indices.tolist() == [[0, 1], [1, 2]]
+    moved = np.array([[199, 10], [90, 90]], np.float32)
+    assert match(first, second, radius=6, predicted=moved).indices.tolist() == [[0, 0]]
+    assert len(match(first, second, radius=0.5)) == 0
+
+
+def test_squared_distances():
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(0, 2000, (2, 50, 2)).astype(np.float32)
+    expected = ((a[:, None].astype(np.float64) - b[None]) ** 2).sum(axis=2)
+    assert np.sqrt(squared_distances(a, b)) == pytest.approx(np.sqrt(expected), abs=0.02)
+
+
+def test_nothing_to_match():
+    some, none = random_features(5, 0), random_features(5, 0)[:0]
+    for pair in ((some, none), (none, some), (none, none)):
+        matches = match(*pair, verification='homography')
+        assert len(matches) == 0 and matches.indices.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'max_ratio': 0}, 'max_ratio'),
+        ({'max_distance': -1}, 'max_distance'),
+        ({'radius': float('nan')}, 'radius'),
+        ({'predicted': np.zeros((5, 2))}, 'need a radius'),
+        ({'predicted': np.zeros((4, 2)), 'radius': 3}, r'\(5, 2\)'),
+        ({'verification': 'affine'}, "got 'affine'"),
+        ({'verification': 'essential'}, 'intrinsics'),
+        ({'verification': 'homography', 'threshold': 0}, 'threshold'),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        match(random_features(5, 0), random_features(5, 1), **options)
+
+
+def test_descriptors_of_different_length():
+    with pytest.raises(ValueError, match='64 and 32'):
+        match(random_features(5, 0), random_features(5, 1, dimension=32))
+
+
+CAMERA = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
+
+
+def two_views(seed, outliers=40, planar=False):
+    """Points of a scene seen by two cameras, with the last `outliers` pairs scrambled."""
+    rng = np.random.default_rng(seed)
+    scene = rng.uniform([-2, -1.5, 4], [2, 1.5, 4 if planar else 9], (200, 3))
+    rotation, _ = cv2.Rodrigues(np.array([0.03, -0.08, 0.05]))
+    moved = scene @ rotation.T + np.array([0.5, 0.1, 0.2])
+    views = []
+    for points in (scene, moved):
+        projected = points @ CAMERA.T
+        views.append(projected[:, :2] / projected[:, 2:] + rng.normal(0, 0.2, (200, 2)))
+    views[1][-outliers:] = rng.uniform([0, 0], [640, 480], (outliers, 2))
+    return views[0].astype(np.float32), views[1].astype(np.float32)
+
+
+@pytest.mark.parametrize('method', ['homography', 'fundamental', 'essential'])
+@pytest.mark.parametrize('seed', range(3))
+def test_verification_finds_the_outliers(method, seed):
+    first, second = two_views(seed, planar=method == 'homography')
+    inliers, model = verify(first, second, method, threshold=2.0, intrinsics=CAMERA)
+    assert model is not None and model.shape == (3, 3)
+    assert inliers[:160].mean() > 0.95
+    assert inliers[160:].mean() < 0.25  # by chance some lie near their epipolar line
+
+
+def test_verification_with_too_few_or_degenerate_points():
+    points = np.zeros((20, 2), np.float32)
+    for method in ('homography', 'fundamental', 'essential'):
+        inliers, model = verify(points[:3], points[:3], method, intrinsics=CAMERA)
+        assert model is None and not inliers.any()
+        inliers, model = verify(points, points, method, intrinsics=CAMERA)
+        assert len(inliers) == 20
+
+
+def test_match_reports_inliers_of_the_geometry():
+    first_points, second_points = two_views(0, planar=True)
+    descriptors = np.random.default_rng(1).normal(size=(200, 32))
+    first, second = make(descriptors, first_points), make(descriptors, second_points)
+    matches = match(first, second, verification='homography', threshold=2.0)
+    assert len(matches) == 200
+    assert matches.inliers[:160].mean() > 0.95 and matches.inliers[160:].mean() < 0.1
