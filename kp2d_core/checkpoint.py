@@ -39,7 +39,7 @@ class Checkpoint:
         check_weights(self.weights, self.architecture)
 
     def digest(self) -> str:
-        """SHA-256 over names, shapes and values: the identity of a model in caches and metadata."""
+        """SHA-256 over names, shapes and values: the identity of a model in caches."""
         sha = hashlib.sha256(json.dumps(self.architecture.to_dict(), sort_keys=True).encode())
         for name in sorted(self.weights):
             array = self.weights[name]
@@ -67,9 +67,7 @@ def check_weights(weights: Weights, architecture: Architecture) -> None:
             raise FileError(f'{name} holds NaN or infinity')
 
 
-def save_checkpoint(
-    path: str | Path, checkpoint: Checkpoint, *, half: bool = False
-) -> None:
+def save_checkpoint(path: str | Path, checkpoint: Checkpoint, *, half: bool = False) -> None:
     """Write atomically. `half` stores float16: half the size, for models that ship."""
     weights = {name: np.asarray(v, order='C') for name, v in checkpoint.weights.items()}
     if half:
@@ -104,7 +102,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             metadata = file.metadata() or {}
             if metadata.get('format') != FORMAT:
                 raise FileError('it is not a kp2d model (no such format in its metadata)')
-            weights = {name: file.get_tensor(name) for name in file.keys()}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Checkpoint(
             architecture=Architecture.from_dict(json.loads(metadata['architecture'])),
             weights={name: _to_float32(value) for name, value in weights.items()},

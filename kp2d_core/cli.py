@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(wanted: str | None) -> argparse.ArgumentParser:
-    """The whole parser, but with arguments only for the wanted command: the rest stay unimported."""
+    """The whole parser; only the wanted command is imported and has its arguments."""
     parser = argparse.ArgumentParser(
         prog='kp2d', description='Learned keypoints for robots: train, evaluate, export, run.'
     )

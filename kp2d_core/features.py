@@ -53,7 +53,7 @@ def select(
 
 
 def inside(points: Float, image_size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which points lie on the image's pixels: half a pixel beyond the outermost centres at most."""
+    """Which points lie on the image: at most half a pixel beyond the outermost centres."""
     width, height = image_size
     x, y = points[:, 0], points[:, 1]
     result: NDArray[np.bool_] = (x >= -0.5) & (y >= -0.5) & (x < width - 0.5) & (y < height - 0.5)

@@ -13,7 +13,7 @@ from kp2d_core.errors import FileError
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on success it replaces `path`, on failure it goes.
+    """Yield a temporary path in the same folder; it replaces `path` on success, else it goes.
 
     >>> with atomic_write('weights.safetensors') as temporary:
     ...     temporary.write_bytes(data)
@@ -31,8 +31,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         _flush_to_disk(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
     except OSError as error:
         raise FileError(f'cannot write {path}: {error.strerror or error}') from error
     finally:
@@ -40,7 +40,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _flush_to_disk(path: Path) -> None:
-    with open(path, 'rb') as file:
+    with path.open('rb') as file:
         os.fsync(file.fileno())
 
 

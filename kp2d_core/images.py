@@ -94,7 +94,7 @@ class Placement:
         if self.working == self.given:
             return points
         scale = np.array(self.given, np.float32) / np.array(self.working, np.float32)
-        return (points + np.float32(0.5)) * scale - np.float32(0.5)
+        return ((points + 0.5) * scale - 0.5).astype(np.float32, copy=False)
 
 
 def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image, Placement]:

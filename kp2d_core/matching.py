@@ -122,7 +122,11 @@ def _check_options(
     radius: float | None,
     predicted: Float | None,
 ) -> None:
-    for name, value in (('max_ratio', max_ratio), ('max_distance', max_distance), ('radius', radius)):
+    for name, value in (
+        ('max_ratio', max_ratio),
+        ('max_distance', max_distance),
+        ('radius', radius),
+    ):
         if value is not None and not value > 0:
             raise ValueError(f'{name} must be above 0, got {value}')
     if predicted is not None and radius is None:

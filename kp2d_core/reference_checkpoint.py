@@ -37,7 +37,7 @@ _STORAGE_TYPES: dict[str, str] = {
 
 
 def read_reference_checkpoint(path: str | Path, variant: str | None = None) -> Checkpoint:
-    """The authors' file as a Checkpoint; `variant` ('v0' ... 'v4') overrides what it says it is."""
+    """The authors' file as a Checkpoint; `variant` ('v0' ... 'v4') overrides its own word."""
     path = Path(path)
     try:
         content = _read(path)

@@ -93,6 +93,4 @@ class Tracker:
         self._ids = np.concatenate([ids, self._ids[waiting]])
         self._ages = np.concatenate([ages, self._ages[waiting]])
         self._missed = np.concatenate([np.zeros(count, np.int64), self._missed[waiting] + 1])
-        self._rows = np.concatenate(
-            [np.arange(count), np.full(int(waiting.sum()), -1, np.int64)]
-        )
+        self._rows = np.concatenate([np.arange(count), np.full(int(waiting.sum()), -1, np.int64)])

@@ -30,7 +30,10 @@ def test_round_trip(path):
     assert (loaded.step, loaded.evaluation, loaded.notes) == (7, {'mscore': 0.5}, 'a test')
     assert loaded.weights.keys() == saved.weights.keys()
     for name, value in saved.weights.items():
-        assert np.array_equal(loaded.weights[name], value) and loaded.weights[name].shape == value.shape
+        assert (
+            np.array_equal(loaded.weights[name], value)
+            and loaded.weights[name].shape == value.shape
+        )
     assert loaded.digest() == saved.digest()
 
 
@@ -46,7 +49,9 @@ def test_half_storage_takes_half_the_space_and_loads_as_float32(path, tmp_path):
 
 
 def test_digest_tells_models_apart():
-    digests = {random_checkpoint(v, seed).digest() for v in ('small', 'v2', 'v4') for seed in (0, 1)}
+    digests = {
+        random_checkpoint(v, seed).digest() for v in ('small', 'v2', 'v4') for seed in (0, 1)
+    }
     assert len(digests) == 6
 
 
@@ -75,7 +80,10 @@ def test_foreign_safetensors(path):
     [
         (lambda w: w.pop('convDb.bias'), 'missing.*convDb.bias'),
         (lambda w: w.update(extra=np.zeros(1, np.float32)), 'not of this network.*extra'),
-        (lambda w: w.update({'convDb.bias': np.zeros(2, np.float32)}), r'convDb.bias has shape \(2,\)'),
+        (
+            lambda w: w.update({'convDb.bias': np.zeros(2, np.float32)}),
+            r'convDb.bias has shape \(2,\)',
+        ),
         (lambda w: w.update({'convDb.bias': np.full(1, np.nan, np.float32)}), 'NaN'),
     ],
 )
@@ -92,7 +100,9 @@ def test_wrong_weights(path, change, message):
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize('architecture', ['not json', '[1, 2]', '{"width": "wide"}', '{"depth": 1}'])
+@pytest.mark.parametrize(
+    'architecture', ['not json', '[1, 2]', '{"width": "wide"}', '{"depth": 1}']
+)
 def test_broken_metadata(path, architecture):
     weights = random_checkpoint('small').weights
     save_file(weights, path, {'format': 'kp2d', 'architecture': architecture})

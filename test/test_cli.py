@@ -106,7 +106,9 @@ def test_match_draws(folder, tmp_path, model, capsys):
         (['import-checkpoint', 'nowhere.ckpt'], 'cannot read nowhere.ckpt'),
     ],
 )
-def test_mistakes_get_one_sentence_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_get_one_sentence_and_exit_code_2(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     error = capsys.readouterr().err

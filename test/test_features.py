@@ -50,9 +50,10 @@ def test_mask_is_looked_up_at_the_nearest_pixel():
     mask = np.zeros((8, 10), np.uint8)
     mask[2, 5] = 255
     features = make([[5.4, 2.4], [5.6, 2.0], [4.6, 1.6], [2, 5]], size=(10, 8))
-    assert select(features, mask=mask).keypoints.tolist() == make(
-        [[5.4, 2.4], [4.6, 1.6]]
-    ).keypoints.tolist()
+    assert (
+        select(features, mask=mask).keypoints.tolist()
+        == make([[5.4, 2.4], [4.6, 1.6]]).keypoints.tolist()
+    )
     assert len(select(features, mask=mask.astype(bool))) == 2
 
 

@@ -37,9 +37,8 @@ def test_state_dict_has_the_84_names_and_shapes_of_the_authors(variant):
 
 def test_authors_shapes_of_v4():
     shapes = VARIANTS['v4'].parameter_shapes()
-    sequentials = [
-        f'conv{n}' for n in ('1a 1b 2a 2b 3a 3b 4a 4b Da Pa Fa Fb Faa').split()
-    ]  # fmt: skip
+    blocks = ('1a', '1b', '2a', '2b', '3a', '3b', '4a', '4b', 'Da', 'Pa', 'Fa', 'Fb', 'Faa')
+    sequentials = [f'conv{name}' for name in blocks]
     assert len(sequentials) * 6 + len(PLAIN_CONVOLUTIONS) * 2 == len(shapes)
     assert all(f'{name}.1.num_batches_tracked' in shapes for name in sequentials)
     assert shapes['conv1a.0.weight'] == (32, 3, 3, 3)
@@ -84,7 +83,9 @@ def test_dropout_is_where_the_paper_has_it():
     """After the second layer of each block and the first of each head: seven places."""
     network = KeyPointNet(VARIANTS['small'])
     calls = []
-    network.dropout.register_forward_hook(lambda module, inputs, output: calls.append(output.shape))
+    network.dropout.register_forward_hook(
+        lambda module, inputs, output: calls.append(output.shape)
+    )
     network(torch.zeros(1, 3, 32, 32))
     assert [tuple(shape[1:]) for shape in calls] == [
         (16, 32, 32), (32, 16, 16), (64, 8, 8), (128, 4, 4),

@@ -11,7 +11,9 @@ from kp2d_core.visualize import INLIER, OUTLIER, draw_keypoints, draw_matches, r
 
 def make(points):
     points = np.array(points, np.float32)
-    return Features(points, np.ones(len(points), np.float32), np.eye(len(points), dtype=np.float32))
+    return Features(
+        points, np.ones(len(points), np.float32), np.eye(len(points), dtype=np.float32)
+    )
 
 
 def test_keypoints_are_circled_and_the_image_is_left_alone():
@@ -26,9 +28,7 @@ def test_keypoints_are_circled_and_the_image_is_left_alone():
 def test_matches_are_green_for_inliers_and_red_for_outliers():
     image = np.zeros((64, 80, 3), np.uint8)
     points = make([[10, 10], [10, 50]])
-    matches = Matches(
-        np.array([[0, 0], [1, 1]]), np.zeros(2, np.float32), np.array([True, False])
-    )
+    matches = Matches(np.array([[0, 0], [1, 1]]), np.zeros(2, np.float32), np.array([True, False]))
     drawn = draw_matches(image, image, points, points, matches)
     assert drawn.shape == (64, 160, 3)
     assert drawn[10, 50] == pytest.approx(INLIER, abs=30)

@@ -32,13 +32,17 @@ def positive(text: str) -> int:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group('model')
     group.add_argument(
-        '--model', default='small', help='a shipped model, a .safetensors file or an exported model'
+        '--model',
+        default='small',
+        help='a shipped model, a .safetensors file or an exported model',
     )
     group.add_argument(
         '--runtime', default='auto', help='what runs it; `kp2d info` lists what this machine has'
     )
     group.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
-    group.add_argument('--threads', type=positive, help='CPU threads (default: the runtime decides)')
+    group.add_argument(
+        '--threads', type=positive, help='CPU threads (default: the runtime decides)'
+    )
 
 
 def add_detection_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,9 @@ def describe_machine() -> str:
         lines.append(f'  {name:10} {_summary(checkpoint)}')
     lines += ['', 'runtimes, best first:']
     for status in runtimes.available_runtimes():
-        lines.append(f'  {status.name:12} {"yes" if status.available else "no ":4} {status.detail}')
+        lines.append(
+            f'  {status.name:12} {"yes" if status.available else "no ":4} {status.detail}'
+        )
     return '\n'.join(lines)
 
 
@@ -37,8 +39,8 @@ def describe_model(model: str) -> str:
     architecture = checkpoint.architecture
     lines = [
         f'{path.name}: {_summary(checkpoint)}',
-        f'  cross-border    {architecture.cross_border} (offsets of +-{architecture.offset_range} px)',
-        f'  upsampling      {architecture.upsample} (descriptors at 1/{architecture.descriptor_stride})',
+        f'  offsets         up to +-{architecture.offset_range} px from the centre of a cell',
+        f'  descriptor map  1/{architecture.descriptor_stride} of the resolution',
         f'  training steps  {checkpoint.step}',
         f'  written by      kp2d {checkpoint.package_version}',
         f'  digest          {checkpoint.digest()[:16]}',
@@ -46,7 +48,9 @@ def describe_model(model: str) -> str:
     if checkpoint.notes:
         lines.append(f'  notes           {checkpoint.notes}')
     for name, value in checkpoint.evaluation.items():
-        lines.append(f'  {name:15} {value:.4g}' if isinstance(value, float) else f'  {name:15} {value}')
+        lines.append(
+            f'  {name:15} {value:.4g}' if isinstance(value, float) else f'  {name:15} {value}'
+        )
     return '\n'.join(lines)
 
 

@@ -10,7 +10,7 @@ from kp2d_core.architecture import CELL, INPUT_MEAN, INPUT_SCALE
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 (B, H, W, 3) or (B, 3, H, W) float in [0, 1] -> what the network takes, (B, 3, H, W)."""
+    """uint8 (B, H, W, 3) or float (B, 3, H, W) in [0, 1] -> what the network takes."""
     if images.dtype == torch.uint8:
         images = images.permute(0, 3, 1, 2).to(torch.float32).div_(255)
         return images.sub_(INPUT_MEAN).mul_(INPUT_SCALE)
@@ -61,5 +61,5 @@ def sample(maps: Tensor, points: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def sample_descriptors(maps: Tensor, points: Tensor, size: tuple[int, int]) -> Tensor:
-    """Unit descriptors (B, N, D) at points (B, N, 2). Outside the map, where all is 0, they are 0."""
+    """Unit descriptors (B, N, D) at points (B, N, 2); zero where the map is zero."""
     return F.normalize(sample(maps, points, size), dim=-1)
