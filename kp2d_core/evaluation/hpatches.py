@@ -1,4 +1,4 @@
-"""Folders in HPatches layout: 1.png ... 6.png and H_1_2 ... H_1_6, any image format, any number."""
+"""Folders in HPatches layout: 1.png ... 6.png, H_1_2 ... H_1_6; any image format and number."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def load_sequences(
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise FileError(f'there is no folder {folder}')
-    folders = [folder] if _numbered_images(folder) else sorted(filter(Path.is_dir, folder.iterdir()))
+    inner = sorted(path for path in folder.iterdir() if path.is_dir())
+    folders = [folder] if _numbered_images(folder) else inner
     if names:
         folders = _choose(folders, list(names), folder)
     loaded = [_load_sequence(path, skipped) for path in folders]
     sequences = [sequence for sequence in loaded if sequence is not None]
     if not sequences:
         raise FileError(
-            f'{folder} holds no sequence in HPatches layout: folders with 1.png, 2.png ..., H_1_2 ...'
+            f'{folder} holds no sequence in HPatches layout: folders with 1.png, 2.png, H_1_2 ...'
         )
     return sequences
 
@@ -64,29 +65,19 @@ def select_split(sequences: list[Sequence], split: str) -> list[Sequence]:
 
 
 def rescale(
-    homography: NDArray[np.float64],
-    source: Size,
-    target: Size,
-    size: Size,
-    *,
-    half_pixel: bool = False,
+    homography: NDArray[np.float64], source: Size, target: Size, size: Size
 ) -> NDArray[np.float64]:
     """The homography between two images after both were resized to `size`.
 
-    The paper's code scales coordinates; but pixel centres move by (scale - 1) / 2 besides when an
-    image is resized, which `half_pixel` accounts for.
+    Coordinates are scaled, as the paper's figures have it, without the part of a pixel by which
+    resizing moves the pixels' centres.
     """
-    to_size = [_scaling(given, size, half_pixel) for given in (source, target)]
-    scaled = to_size[1] @ homography @ np.linalg.inv(to_size[0])
+    shrink_target = np.diag([size[0] / target[0], size[1] / target[1], 1])
+    enlarge_source = np.diag([source[0] / size[0], source[1] / size[1], 1])
+    scaled: NDArray[np.float64] = shrink_target @ homography @ enlarge_source
     # The sign of a homography is arbitrary: let the image's centre be in front of the camera.
     centre = np.array([size[0] / 2, size[1] / 2, 1])
     return scaled if scaled[2] @ centre > 0 else -scaled
-
-
-def _scaling(given: Size, size: Size, half_pixel: bool) -> NDArray[np.float64]:
-    x, y = size[0] / given[0], size[1] / given[1]
-    shift = ((x - 1) / 2, (y - 1) / 2) if half_pixel else (0.0, 0.0)
-    return np.array([[x, 0, shift[0]], [0, y, shift[1]], [0, 0, 1]], np.float64)
 
 
 def _load_sequence(folder: Path, skipped: Callable[[str], object]) -> Sequence | None:
@@ -153,4 +144,4 @@ def _choose(folders: list[Path], names: list[str], parent: Path) -> list[Path]:
 
 
 def _is_named(sequence: str, name: str) -> bool:
-    return sequence == name or sequence[2:] == name and sequence[:2] in ('i_', 'v_')
+    return sequence == name or (sequence[:2] in ('i_', 'v_') and sequence[2:] == name)

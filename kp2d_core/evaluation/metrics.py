@@ -46,6 +46,10 @@ def warp(points: NDArray[Any], homography: Array) -> Array:
     return np.where(in_front, mapped[:, :2] / np.where(in_front, mapped[:, 2:], 1), np.inf)
 
 
+def inverse(homography: Array) -> Array:
+    return np.asarray(np.linalg.inv(homography), np.float64)
+
+
 def in_view(points: Array, size: Size) -> NDArray[np.bool_]:
     """Which points lie in [0, width) x [0, height)."""
     return np.all((points >= 0) & (points < np.asarray(size)), axis=1)
@@ -57,7 +61,7 @@ def detection(
     """How many of the points that both see are found again within 3 px, and how closely."""
     warped = warp(first.keypoints, first_to_second)
     expected = warped[in_view(warped, size)][:top_k]
-    found = _seen_by_other(second, np.linalg.inv(first_to_second), size)[:top_k].keypoints
+    found = _seen_by_other(second, inverse(first_to_second), size)[:top_k].keypoints
     if not len(expected) or not len(found):
         return Detection(0.0, CORRECT, True)
     distances = np.linalg.norm(expected[:, None] - found[None], axis=2)
@@ -79,7 +83,7 @@ def matching_score(
     forward = _directed_score(
         first.keypoints,
         second.keypoints[distances.argmin(axis=1)],
-        np.linalg.inv(first_to_second),
+        inverse(first_to_second),
         size,
     )
     backward = _directed_score(
@@ -88,7 +92,9 @@ def matching_score(
     return (forward + backward) / 2
 
 
-def _directed_score(queries: NDArray[Any], matched: NDArray[Any], back: Array, size: Size) -> float:
+def _directed_score(
+    queries: NDArray[Any], matched: NDArray[Any], back: Array, size: Size
+) -> float:
     """Of the matches whose point lies in the query's image, the share that is at the query."""
     returned = warp(matched, back)
     visible = np.all((returned >= 0) & (returned <= np.asarray(size) - 1), axis=1)
@@ -101,7 +107,7 @@ def mutual_matches(
 ) -> tuple[Array, Array]:
     """Points of the two images that are each other's nearest, of those that both images see."""
     first = _seen_by_other(first, first_to_second, size)[:top_k]
-    second = _seen_by_other(second, np.linalg.inv(first_to_second), size)[:top_k]
+    second = _seen_by_other(second, inverse(first_to_second), size)[:top_k]
     if not len(first) or not len(second):
         return np.empty((0, 2)), np.empty((0, 2))
     distances = descriptor_distances(first, second)
@@ -156,7 +162,7 @@ def fit_homographies(
 
 
 def area_under_curve(corner_errors: Array, threshold: float) -> float:
-    """Area under the share of errors up to t, for t from 0 to the threshold, over the threshold."""
+    """Mean, over thresholds t from 0 to this one, of the share of errors up to t."""
     return float(np.clip(1 - corner_errors / threshold, 0, None).mean())
 
 

@@ -98,12 +98,23 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Features of image 1 and another, and the true homography, at the size of the evaluation."""
+class View:
+    """One image at the size of the evaluation, and what was found in it."""
 
-    first: Features
-    second: Features
+    image: Image
+    features: Features  # in descending order of score
+    given: Size  # before it was resized
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Image 1 of a sequence, another, and the true homography between them."""
+
+    first: View
+    second: View
     first_to_second: NDArray[np.float64]
+    sequence: str = ''
+    target: int = 2  # number of the second image
 
 
 def evaluate(
@@ -115,52 +126,49 @@ def evaluate(
     seeds: int = 1,
     progress: bool = False,
     name: str = '',
-    half_pixel: bool = False,
+    watch: Callable[[Pair, PairResult], object] | None = None,
 ) -> Evaluation:
-    """Extract every image once, resized to `size`, and compare image 1 of each sequence with the rest.
+    """Extract every image once, resized, and compare image 1 of each sequence with the others.
 
-    extract     all points that the method finds: the best `top_k` are taken by the metrics
-    seeds       how many times RANSAC runs on each pair
-    half_pixel  rescale homographies with the pixels' centres; the paper's figures are without it
+    extract  gives all points that the method finds: the metrics take the best `top_k`
+    seeds    how many times RANSAC runs on each pair
+    watch    is called with every pair, for drawings
     """
     check_settings(sequences, size, top_k, seeds)
     results: list[PairResult] = []
     milliseconds: list[float] = []
     images = sum(len(sequence.images) for sequence in sequences)
-    with tqdm(total=images, desc=name or None, unit='image', disable=not progress) as bar:
+    with tqdm(total=images, desc=name, unit='image', disable=None if progress else True) as bar:
         for sequence in sequences:
-            features: dict[int, Features] = {}
-            sizes: dict[int, Size] = {}
+            views: dict[int, View] = {}
             for number, path in sequence.images.items():
                 image = read_image(path)
-                sizes[number] = size_of(image)
                 resized = np.asarray(cv2.resize(image, size), np.uint8)
                 started = time.perf_counter()
-                found = extract(resized)
+                features = extract(resized)
                 milliseconds.append((time.perf_counter() - started) * 1000)
-                features[number] = in_order_of_score(found)
+                views[number] = View(resized, in_order_of_score(features), size_of(image))
                 bar.update()
             for number, homography in sequence.homographies.items():
-                scaled = rescale(
-                    homography, sizes[1], sizes[number], size, half_pixel=half_pixel
-                )
-                pair = Pair(features[1], features[number], scaled)
-                results.append(evaluate_pair(pair, size, top_k, seeds, sequence.name, number))
+                truth = rescale(homography, views[1].given, views[number].given, size)
+                pair = Pair(views[1], views[number], truth, sequence.name, number)
+                results.append(evaluate_pair(pair, top_k, seeds))
+                if watch is not None:
+                    watch(pair, results[-1])
     return Evaluation(name, size, top_k, seeds, results, milliseconds)
 
 
-def evaluate_pair(
-    pair: Pair, size: Size, top_k: int, seeds: int = 1, sequence: str = '', target: int = 2
-) -> PairResult:
-    """All metrics of one pair; its features in descending order of score."""
-    first, second, truth = pair.first, pair.second, pair.first_to_second
+def evaluate_pair(pair: Pair, top_k: int, seeds: int = 1) -> PairResult:
+    """All metrics of one pair."""
+    first, second, truth = pair.first.features, pair.second.features, pair.first_to_second
+    size = size_of(pair.first.image)
     detection = metrics.detection(first, second, truth, size, top_k)
     matched = metrics.mutual_matches(first, second, truth, size, top_k)
     fit = metrics.fit_homographies(*matched, truth, size, seeds)
     correct = metrics.correct_matches(*matched, truth)
     return PairResult(
-        sequence=sequence,
-        target=target,
+        sequence=pair.sequence,
+        target=pair.target,
         repeatability=detection.repeatability,
         localization=detection.localization,
         mscore=metrics.matching_score(first, second, truth, size, top_k),
@@ -175,7 +183,7 @@ def evaluate_pair(
 def split_evaluation(
     evaluation: Evaluation, sequences: list[Sequence], splits: Iterable[str]
 ) -> dict[str, Evaluation]:
-    """The evaluation of each split that has a sequence: 'all', 'illumination', 'viewpoint', a name."""
+    """The evaluation of each split (see `select_split`) that has a sequence."""
     chosen = {split: select_split(sequences, split) for split in splits}
     return {
         split: evaluation.only(sequence.name for sequence in members)
@@ -187,7 +195,8 @@ def split_evaluation(
 def check_settings(sequences: list[Sequence], size: Size, top_k: int, seeds: int) -> None:
     if not sequences:
         raise ValueError('there is no sequence to evaluate on')
-    for name, value in (('width', size[0]), ('height', size[1]), ('top_k', top_k), ('seeds', seeds)):
+    settings = {'width': size[0], 'height': size[1], 'top_k': top_k, 'seeds': seeds}
+    for name, value in settings.items():
         if value < 1:
             raise ValueError(f'{name} must be 1 or more, got {value}')
 

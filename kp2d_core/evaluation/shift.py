@@ -1,4 +1,4 @@
-"""Do keypoints follow the image or the network's grid? The same photograph, shifted by a few pixels."""
+"""Do keypoints follow the image or the network's grid? One photograph, moved by a few pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from kp2d_core.evaluation.metrics import CORRECT, detection, in_view, warp
+from kp2d_core.evaluation.metrics import CORRECT, detection, in_view, inverse, warp
 from kp2d_core.evaluation.protocol import Extract, in_order_of_score
 from kp2d_core.features import Features
 from kp2d_core.images import Image, Size
@@ -51,7 +51,7 @@ def shift_test(
         raise ValueError('the shift test needs shifts of 0 px or more')
     rows: dict[int, list[ShiftResult]] = {shift: [] for shift in distances}
     total = len(photographs) * len(distances)
-    with tqdm(total=total, desc='shift', unit='shift', disable=not progress) as bar:
+    with tqdm(total=total, desc='shift', unit='shift', disable=None if progress else True) as bar:
         for photograph in photographs:
             margin = distances[-1]
             large = cv2.resize(photograph, (size[0] + margin, size[1] + margin))
@@ -83,7 +83,7 @@ def _bias(
     """Mean of where points were found minus where they should be, over those found again."""
     warped = warp(still.keypoints, truth)
     expected = warped[in_view(warped, size)][:top_k]
-    back = warp(moved.keypoints, np.linalg.inv(truth))
+    back = warp(moved.keypoints, inverse(truth))
     found = moved.keypoints[in_view(back, size)][:top_k]
     if not len(expected) or not len(found):
         return np.zeros(2)

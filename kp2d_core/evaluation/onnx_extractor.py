@@ -1,0 +1,163 @@
+"""Any ONNX model that gives keypoints and descriptors, as an extractor for the protocol.
+
+A small YAML file says how to feed it and what its outputs are called:
+
+    model: superpoint.onnx    # beside the YAML file
+    scale: 1/255              # pixel values are (value * scale - mean) / std
+    mean: 0
+    std: 1
+    multiple_of: 8            # sides that the model accepts; images are resized to the nearest
+    coordinates: pixels       # or normalised: -1 to 1 between the centres of the corner pixels
+    image: image              # names in the model; `scores` may be null: then in the order given
+    keypoints: keypoints
+    scores: scores
+    descriptors: descriptors
+
+Colour or gray, and a fixed size, are read off the model's input (NCHW).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from kp2d_core.errors import FileError
+from kp2d_core.evaluation.baselines import unit_descriptors
+from kp2d_core.evaluation.protocol import Extract
+from kp2d_core.features import Features
+from kp2d_core.images import Image, Placement, Size, size_of
+
+COORDINATES = ('pixels', 'normalised')
+
+
+@dataclass(frozen=True)
+class OnnxDescription:
+    """What the YAML file says."""
+
+    model: Path
+    scale: float = 1 / 255
+    mean: float | list[float] = 0.0
+    std: float | list[float] = 1.0
+    multiple_of: int = 1
+    coordinates: str = 'pixels'
+    image: str | None = None  # None: the model's only input
+    keypoints: str = 'keypoints'
+    scores: str | None = 'scores'
+    descriptors: str = 'descriptors'
+
+
+def read_description(path: str | Path) -> OnnxDescription:
+    path = Path(path).expanduser()
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise FileError(f'cannot read {path}: {error}') from error
+    known = [field.name for field in fields(OnnxDescription)]
+    if not isinstance(content, dict) or 'model' not in content:
+        raise FileError(f'{path} does not describe an ONNX extractor: it needs at least `model`')
+    unknown = sorted(set(content) - set(known))
+    if unknown:
+        raise FileError(f"{path}: unknown key '{unknown[0]}'; it may have {', '.join(known)}")
+    try:
+        content['model'] = path.parent / content['model']
+        content['scale'] = float(Fraction(str(content.get('scale', '1/255'))))
+        description = OnnxDescription(**content)
+        np.asarray(description.mean, np.float32), np.asarray(description.std, np.float32)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise FileError(f'{path} has a value that cannot be used: {error}') from error
+    if description.coordinates not in COORDINATES:
+        raise FileError(f'{path}: coordinates must be one of {", ".join(COORDINATES)}')
+    if not isinstance(description.multiple_of, int) or description.multiple_of < 1:
+        raise FileError(f'{path}: multiple_of must be a whole number above 0')
+    return description
+
+
+def onnx_extractor(path: str | Path, threads: int | None = None) -> Extract:
+    """The extractor that the YAML file at `path` describes, run by ONNX Runtime on the CPU."""
+    description = read_description(path)
+    session = _open(description.model, threads)
+    inputs = {node.name: node for node in session.get_inputs()}
+    name = description.image or next(iter(inputs))
+    outputs = [description.keypoints, description.descriptors]
+    outputs += [description.scores] if description.scores else []
+    _check_names(description.model, [name], list(inputs))
+    _check_names(description.model, outputs, [node.name for node in session.get_outputs()])
+    _, channels, height, width = _check_input(description.model, inputs[name].shape)
+    fixed = (width, height) if isinstance(width, int) and isinstance(height, int) else None
+
+    def extract(image: Image) -> Features:
+        working = fixed or _nearest_size(size_of(image), description.multiple_of)
+        tensor = _tensor(cv2.resize(image, working), gray=channels == 1, description=description)
+        values = dict(zip(outputs, session.run(outputs, {name: tensor}), strict=True))
+        points = values[description.keypoints].reshape(-1, 2).astype(np.float32)
+        if description.coordinates == 'normalised':
+            points = (points + 1) / 2 * (np.asarray(working, np.float32) - 1)
+        if description.scores:
+            scores = values[description.scores].reshape(-1).astype(np.float32)
+        else:
+            scores = np.arange(len(points), 0, -1, dtype=np.float32)
+        vectors = _rows(values[description.descriptors], len(points))
+        order = np.argsort(-scores, kind='stable')
+        given = Placement(size_of(image), working).to_given(points)
+        return Features(
+            given[order], scores[order], unit_descriptors(vectors)[order], size_of(image)
+        )
+
+    return extract
+
+
+def _open(model: Path, threads: int | None) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError('an ONNX extractor needs onnxruntime: pip install onnxruntime') from error
+    if not model.is_file():
+        raise FileError(f'there is no file {model}')
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    try:
+        return onnxruntime.InferenceSession(model, options, ['CPUExecutionProvider'])
+    except Exception as error:  # ONNX Runtime has a dozen exceptions without a common base
+        raise FileError(f'{model} is not a model that ONNX Runtime can open: {error}') from error
+
+
+def _check_names(model: Path, wanted: list[str], there: list[str]) -> None:
+    for name in wanted:
+        if name not in there:
+            raise FileError(f"{model} has no '{name}': it has {', '.join(there)}")
+
+
+def _check_input(model: Path, shape: list[Any]) -> list[Any]:
+    if len(shape) != 4 or shape[1] not in (1, 3):
+        raise FileError(f'{model} does not take images as 1x3xHxW or 1x1xHxW but {shape}')
+    return shape
+
+
+def _nearest_size(given: Size, multiple: int) -> Size:
+    width, height = (max(round(side / multiple), 1) * multiple for side in given)
+    return width, height
+
+
+def _tensor(
+    image: NDArray[Any], *, gray: bool, description: OnnxDescription
+) -> NDArray[np.float32]:
+    if gray:
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
+    values = image.astype(np.float32) * description.scale
+    values = (values - np.asarray(description.mean)) / np.asarray(description.std)
+    return np.ascontiguousarray(values.transpose(2, 0, 1)[None], np.float32)
+
+
+def _rows(descriptors: NDArray[Any], count: int) -> NDArray[Any]:
+    """(N, D), of descriptors that come as N x D or as D x N."""
+    matrix = descriptors[0] if descriptors.ndim == 3 else descriptors
+    if matrix.ndim != 2 or count not in matrix.shape:
+        raise ValueError(f'the model gave {count} keypoints but descriptors {descriptors.shape}')
+    return matrix if matrix.shape[0] == count else matrix.T
