@@ -1,0 +1,103 @@
+"""What /diagnostics says: figures, and warnings with advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+
+from kp2d_ros.statistics import Statistics, Summary
+
+OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+SILENCE = 2.0  # seconds without an image that are worth a warning
+
+
+@dataclass
+class Health:
+    """What the node knows of itself when it reports."""
+
+    topic: str
+    active: bool = False
+    enabled: bool = True
+    wanted: bool = True  # somebody subscribes
+    since_image: float | None = None  # seconds since the last one; None: never
+    publishers: int = 0
+    incompatible: str = ''  # the QoS policy that keeps a publisher from being heard
+    uncalibrated: str = ''  # why camera_info, though asked for, is not used
+    last_problem: str = ''  # the last damaged frame or failure, in a sentence
+    runtime: str = ''
+    resets: dict[str, int] = field(default_factory=dict)
+
+
+def status(
+    name: str,
+    health: Health,
+    statistics: Statistics,
+    before: dict[str, int],
+) -> DiagnosticStatus:
+    """`before`: the counts at the last report; warnings are about what happened since."""
+    counts = statistics.counts()
+    since = {key: value - before.get(key, 0) for key, value in counts.items()}
+    summary = statistics.summary()
+    level, message = assess(health, since, summary)
+    values: dict[str, object] = {
+        'image topic': health.topic,
+        'rate (Hz)': f'{summary.rate:.2f}',
+        'latency p50 (ms)': f'{summary.latency_p50 * 1e3:.1f}',
+        'latency p95 (ms)': f'{summary.latency_p95 * 1e3:.1f}',
+        'inference p50 (ms)': f'{summary.inference_p50 * 1e3:.1f}',
+        'keypoints': f'{summary.keypoints:.0f}',
+        'matches': f'{summary.matches:.0f}',
+        'inlier ratio': f'{summary.inlier_ratio:.3f}',
+        'runtime': health.runtime or 'not loaded',
+        **{f'frames {key}': value for key, value in counts.items()},
+        **{f'reset: {reason}': count for reason, count in health.resets.items()},
+        'last problem': health.last_problem or 'none',
+    }
+    return DiagnosticStatus(
+        level=level,
+        name=f'{name}: keypoints',
+        message=message,
+        hardware_id=health.topic,
+        values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
+    )
+
+
+def assess(health: Health, since: dict[str, int], summary: Summary) -> tuple[bytes, str]:
+    """The level and the one sentence that matters most."""
+    if not health.active:
+        return OK, 'not active'
+    if since['failed']:
+        return ERROR, f'{since["failed"]} frames failed: {health.last_problem}'
+    if since['damaged']:
+        return WARN, f'{since["damaged"]} frames were not usable: {health.last_problem}'
+    if health.incompatible:
+        return WARN, (
+            f'a publisher of {health.topic} offers another {health.incompatible}: set the '
+            'parameter reliability to auto'
+        )
+    if health.since_image is None or health.since_image > SILENCE:
+        if not health.publishers:
+            return WARN, f'nobody publishes {health.topic}: start the camera, or remap image'
+        return WARN, (
+            f'no image on {health.topic} though it has a publisher: is the camera running, '
+            'and is image_transport right?'
+        )
+    if not health.enabled:
+        return OK, 'disabled by the service'
+    if not health.wanted:
+        return OK, 'idle: nobody subscribes'
+    if health.uncalibrated:
+        return WARN, health.uncalibrated
+    arrived = since['received'] + since['lost']
+    if since['lost'] > 0.1 * arrived:
+        return WARN, (
+            f'{since["lost"]} of {arrived} frames were lost on the way: use the Fast DDS profile '
+            'of this package'
+        )
+    if since['dropped'] > 0.1 * since['received']:
+        return OK, (
+            f'{summary.rate:.1f} Hz, the camera is faster: {since["dropped"]} of '
+            f'{since["received"]} frames dropped; a smaller working_size helps'
+        )
+    return OK, f'{summary.rate:.1f} Hz'

@@ -1,0 +1,279 @@
+"""The keypoint node: images in; keypoints, matches and tracks out. A lifecycle node."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
+from rclpy.task import Future
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from std_msgs.msg import Header
+from std_srvs.srv import SetBool, Trigger
+
+from kp2d_core.detector import KeypointDetector
+from kp2d_core.images import read_image
+from kp2d_ros import diagnostics, parameters
+from kp2d_ros.camera_model import CameraModel, camera_model
+from kp2d_ros.images import Decoder, decode_compressed, image_decoder
+from kp2d_ros.outputs import Outputs
+from kp2d_ros.pipeline import Pipeline, Result
+from kp2d_ros.process import run_node
+from kp2d_ros.statistics import Statistics
+from kp2d_ros.worker import Arrival, Worker
+
+QUIET = 5.0  # seconds between two warnings of one kind
+
+
+class KeypointNode(LifecycleNode):
+    """configure loads the model, activate subscribes, deactivate stops, cleanup frees all."""
+
+    def __init__(
+        self, name: str = 'keypoint_node', *, namespace: str = 'kp2d', **options: Any
+    ) -> None:
+        super().__init__(name, namespace=namespace, **options)
+        self.finished = Future()  # done with an exit code if it cannot start by itself
+        self.statistics = Statistics()
+        self._values = parameters.declare(self)
+        self._settings = parameters.settings(self._values)
+        self.add_on_set_parameters_callback(parameters.check)
+        self.add_post_set_parameters_callback(self._parameters_changed)
+
+        self._detector: KeypointDetector | None = None
+        self._mask: Any = None
+        self._outputs: Outputs | None = None
+        self._worker: Worker | None = None
+        self._inputs: list[Any] = []
+        self._camera: CameraModel | None = None
+        self._last_image: float | None = None
+        self._last_sequence = 0
+        self._health = diagnostics.Health(topic=self.resolve_topic_name(self._image_topic()))
+        self._reported: dict[str, int] = {}
+
+        self.create_service(SetBool, 'enable', self._enable)
+        self.create_service(Trigger, 'reset_tracks', self._reset_tracks)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)  # sim time may stand still
+        period = float(self._values['diagnostics_period'])
+        self._report_timer = self.create_timer(period, self._report, clock=steady)
+        if not self._values['managed']:
+            self._start_timer = self.create_timer(0.0, self._start, clock=steady)
+
+    # Lifecycle
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        values = self._values
+        try:
+            self._detector = KeypointDetector.load(
+                str(values['model']),
+                runtime=str(values['runtime']),
+                precision=str(values['precision']),
+                threads=int(values['threads']) or None,
+            )
+            self._mask = read_image(str(values['mask'])).max(axis=2) if values['mask'] else None
+        except Exception as error:  # a runtime may fail in ways of its own
+            self._detector = None
+            self.get_logger().error(f'cannot load the model: {error}')
+            return TransitionCallbackReturn.FAILURE
+        self._health.runtime = self._detector.runtime.description
+        self._outputs = Outputs(self)
+        self.get_logger().info(f'loaded {values["model"]}: {self._health.runtime}')
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        assert self._detector is not None and self._outputs is not None
+        result = super().on_activate(state)
+        decode: Decoder = decode_compressed
+        if self._values['image_transport'] == 'raw':
+            decode, how = image_decoder()
+            self.get_logger().info(how, once=True)
+        self._worker = Worker(
+            Pipeline(self._detector, self._mask),
+            decode=decode,
+            settings=lambda: self._settings,
+            publish=self._publish,
+            problem=self._problem,
+            statistics=self.statistics,
+        )
+        self._health.resets = self._worker.pipeline.resets
+        self._subscribe()
+        self._health.active = True
+        self.get_logger().info(f'waiting for images on {self._health.topic}')
+        return result
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._stop()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._free()
+        return super().on_cleanup(state)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._stop()
+        self._free()
+        return super().on_shutdown(state)
+
+    def destroy_node(self) -> None:
+        self._stop()
+        self._free()
+        super().destroy_node()
+
+    def _start(self) -> None:
+        self._start_timer.cancel()
+        for transition in (self.trigger_configure, self.trigger_activate):
+            if transition() != TransitionCallbackReturn.SUCCESS:
+                self.finished.set_result(1)
+                return
+
+    def _stop(self) -> None:
+        self._health.active = False
+        for subscription in self._inputs:
+            self.destroy_subscription(subscription)
+        self._inputs = []
+        if self._worker is not None:
+            # When the process ends, nobody will see the frame in work.
+            self._worker.stop(timeout=60.0 if self.context.ok() else 0.2)
+        self._worker = None
+
+    def _free(self) -> None:
+        if self._outputs is not None:
+            self._outputs.destroy()
+        self._outputs = self._detector = self._mask = self._camera = None
+        self._health.runtime = ''
+
+    # In
+
+    def _image_topic(self) -> str:
+        return 'image' if self._values['image_transport'] == 'raw' else 'image/compressed'
+
+    def _subscribe(self) -> None:
+        callback: Any = self._image_arrived  # rclpy's types know of no second argument
+        reliable = self._values['reliability'] == 'reliable'
+        qos = QoSProfile(
+            depth=1,
+            reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
+        )
+        kind = Image if self._values['image_transport'] == 'raw' else CompressedImage
+        events = SubscriptionEventCallbacks(incompatible_qos=self._incompatible)
+        self._last_sequence, self._last_image = 0, None
+        self._inputs = [
+            self.create_subscription(
+                kind, self._image_topic(), callback, qos, event_callbacks=events
+            ),
+            self.create_subscription(
+                CameraInfo, 'camera_info', self._camera_info_arrived,
+                QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT),
+            ),
+        ]  # fmt: skip
+
+    def _image_arrived(self, message: Any, info: dict[str, int]) -> None:
+        self._last_image = time.monotonic()
+        self.statistics.count('received')
+        self._count_lost(info.get('publication_sequence_number') or 0)
+        wanted = self._outputs is not None and self._outputs.wanted()
+        if self._worker is not None and self._health.enabled and wanted:
+            self._worker.submit(Arrival(message, self._last_image, self._camera))
+        else:
+            self.statistics.count('skipped')
+
+    def _count_lost(self, sequence: int) -> None:
+        """Gaps in the publisher's numbering. Two publishers on one topic cannot be told apart."""
+        missing = sequence - self._last_sequence - 1
+        if self._last_sequence and missing > 0 and self._inputs[0].get_publisher_count() == 1:
+            self.statistics.count('lost', missing)
+        self._last_sequence = sequence
+
+    def _camera_info_arrived(self, message: CameraInfo) -> None:
+        try:
+            self._camera = camera_model(message)
+            self._health.uncalibrated = ''
+        except ValueError as error:
+            self._camera = None
+            self._health.uncalibrated = str(error)
+            self.get_logger().warning(str(error), throttle_duration_sec=QUIET)
+
+    def _incompatible(self, event: Any) -> None:
+        self._health.incompatible = qos_policy_name_from_kind(event.last_policy_kind)
+
+    # Out
+
+    def _publish(self, result: Result, header: Header) -> None:
+        if self._outputs is not None:
+            rate = self.statistics.summary().rate
+            self._outputs.publish(result, header, self._values, rate)
+            self._check_calibration(result)
+
+    def _check_calibration(self, result: Result) -> None:
+        camera, size = result.frame.camera, result.features.image_size
+        asked = self._settings.verification == 'essential' or self._settings.bearings
+        if camera is None and asked:
+            self._health.uncalibrated = (
+                'no calibrated camera_info: bearings are NaN, matches are verified with the '
+                'fundamental matrix'
+            )
+        elif camera is not None and camera.size != size:
+            self._health.uncalibrated = (
+                f'camera_info is for {camera.size[0]}x{camera.size[1]} images, not '
+                f'{size[0]}x{size[1]}: it is not used'
+            )
+
+    def _problem(self, kind: str, sentence: str) -> None:
+        if not self.context.ok():  # the end of the process caught the worker at its work
+            return
+        self._health.last_problem = sentence
+        if kind == 'failed':
+            self.get_logger().error(sentence, throttle_duration_sec=QUIET)
+        else:
+            self.get_logger().warning(f'frame refused: {sentence}', throttle_duration_sec=QUIET)
+
+    def _report(self) -> None:
+        health = self._health
+        now = time.monotonic()
+        health.since_image = None if self._last_image is None else now - self._last_image
+        health.wanted = self._outputs is not None and self._outputs.wanted()
+        health.publishers = self._inputs[0].get_publisher_count() if self._inputs else 0
+        name = self.get_fully_qualified_name().lstrip('/')
+        message = DiagnosticArray()
+        message.header.stamp = self.get_clock().now().to_msg()
+        message.status = [diagnostics.status(name, health, self.statistics, self._reported)]
+        self._reported = self.statistics.counts()
+        self._diagnostics.publish(message)
+
+    # Asked for
+
+    def _parameters_changed(self, changes: Sequence[Any]) -> None:
+        known = {change.name: change.value for change in changes}
+        self._values = {name: known.get(name, value) for name, value in self._values.items()}
+        self._settings = parameters.settings(self._values)
+        self._health.uncalibrated = ''
+
+    def _enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
+        self._health.enabled = request.data
+        response.success = True
+        response.message = 'enabled' if request.data else 'disabled'
+        return response
+
+    def _reset_tracks(
+        self, request: Trigger.Request, response: Trigger.Response
+    ) -> Trigger.Response:
+        if self._worker is not None:
+            self._worker.reset()
+        response.success = self._worker is not None
+        response.message = 'tracks begin anew' if response.success else 'the node is not active'
+        return response
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_node(KeypointNode, arguments)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

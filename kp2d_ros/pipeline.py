@@ -1,0 +1,163 @@
+"""From frame to result, without ROS: features, tracks, bearings, and when to begin anew."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kp2d_core.detector import KeypointDetector
+from kp2d_core.features import Features, Float
+from kp2d_core.images import Image, Size, size_of
+from kp2d_core.tracking import Tracker, Tracks
+from kp2d_ros.camera_model import CameraModel
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may change between two frames. Zero stands for 'no limit' or 'off'."""
+
+    max_keypoints: int = 1000
+    score_threshold: float = 0.0
+    nms_radius: float = 0.0
+    working_size: int = 0  # the longer side; 0: as the image is
+    track: bool = True
+    match_ratio: float = 0.0
+    match_distance: float = 0.0
+    search_radius: float = 0.0
+    verification: str = 'auto'  # essential with a calibrated camera, fundamental without
+    verification_threshold: float = 2.0
+    max_missed: int = 2
+    max_gap: float = 2.0  # seconds between two frames that may still be one sequence
+    bearings: bool = False
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An image with what ROS says about it."""
+
+    image: Image
+    stamp: int  # nanoseconds
+    frame_id: str = ''
+    camera: CameraModel | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a frame."""
+
+    frame: Frame
+    features: Features
+    tracks: Tracks | None  # None: tracking is off
+    previous: Result | None  # the frame that the matches are with, without its own previous
+    bearings: Float | None  # (N, 2), NaN where the camera is not calibrated; None: not asked for
+    verified_by: str  # 'essential', 'fundamental', 'homography' or 'none'
+    inference_time: float  # seconds
+    total_time: float
+
+
+class Pipeline:
+    """Detects and tracks in one stream of frames. One thread at a time."""
+
+    def __init__(self, detector: KeypointDetector, mask: Image | None = None) -> None:
+        self.detector = detector
+        self.mask = mask
+        self.resets: dict[str, int] = {}  # reason -> how often tracks began anew
+        self._tracker = Tracker()
+        self._previous: Result | None = None
+
+    def process(self, frame: Frame, settings: Settings) -> Result:
+        """ValueError if the image cannot be used; the tracks are then as they were."""
+        began = time.perf_counter()
+        features = self.detector.detect(
+            frame.image,
+            working_size=settings.working_size or None,
+            max_keypoints=settings.max_keypoints,
+            score_threshold=settings.score_threshold,
+            nms_radius=settings.nms_radius,
+            mask=self.mask,
+        )
+        inference_time = time.perf_counter() - began
+
+        reason = self._break_before(frame, settings)
+        if reason is not None:
+            self.reset(reason)
+        tracks, verified_by = None, 'none'
+        if settings.track:
+            tracks, verified_by = self._track(features, frame.camera, settings)
+        result = Result(
+            frame=frame,
+            features=features,
+            tracks=tracks,
+            previous=self._previous,
+            bearings=_bearings(features, frame.camera) if settings.bearings else None,
+            verified_by=verified_by,
+            inference_time=inference_time,
+            total_time=time.perf_counter() - began,
+        )
+        self._previous = replace(result, previous=None)
+        return result
+
+    def reset(self, reason: str) -> None:
+        """Forget the tracks; their ids are never given again."""
+        self._tracker.reset()
+        self._previous = None
+        self.resets[reason] = self.resets.get(reason, 0) + 1
+
+    def _break_before(self, frame: Frame, settings: Settings) -> str | None:
+        """Why this frame does not continue the sequence, None if it does."""
+        if self._previous is None:
+            return None
+        before = self._previous.frame
+        if size_of(frame.image) != size_of(before.image):
+            return 'image size changed'
+        if frame.frame_id != before.frame_id:
+            return 'frame_id changed'
+        if frame.camera != before.camera:
+            return 'calibration changed'
+        if frame.stamp < before.stamp:
+            return 'time went backwards'
+        if frame.stamp - before.stamp > settings.max_gap * 1e9:
+            return 'gap between frames'
+        if settings.track and self._previous.tracks is None:
+            return 'tracking switched on'
+        return None
+
+    def _track(
+        self, features: Features, camera: CameraModel | None, settings: Settings
+    ) -> tuple[Tracks, str]:
+        method, options = _verification(settings, camera, features.image_size)
+        if method == 'essential' and camera is not None:
+            # One camera matrix describes undistorted pixels only.
+            features = replace(features, keypoints=camera.undistorted(features.keypoints))
+        self._tracker.max_missed = settings.max_missed
+        self._tracker.match_options = {
+            'mutual': True,
+            'max_ratio': settings.match_ratio or None,
+            'max_distance': settings.match_distance or None,
+            'radius': settings.search_radius or None,
+            **options,
+        }
+        return self._tracker.update(features), method
+
+
+def _verification(
+    settings: Settings, camera: CameraModel | None, size: Size
+) -> tuple[str, dict[str, Any]]:
+    """The method, and `match`'s arguments for it."""
+    usable = camera is not None and camera.size == size
+    method = settings.verification
+    if method == 'auto' or (method == 'essential' and not usable):
+        method = 'essential' if usable else 'fundamental'
+    options = {'verification': method, 'threshold': settings.verification_threshold}
+    if method == 'essential' and camera is not None:
+        options['intrinsics'] = camera.matrix
+    return method, options
+
+
+def _bearings(features: Features, camera: CameraModel | None) -> Float:
+    if camera is None or camera.size != features.image_size:
+        return np.full((len(features), 2), np.nan, np.float32)
+    return camera.bearings(features.keypoints)

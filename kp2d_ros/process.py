@@ -1,0 +1,62 @@
+"""The life of a node's process: spin until it is told to stop, then stop soon."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import rclpy
+import rclpy.utilities
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+
+from kp2d_core.errors import FileError
+from kp2d_ros.worker import THREAD_NAME as WORKER_THREAD
+
+GRACE = 1.0  # seconds to end cleanly after the signal
+
+
+def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = None) -> int:
+    """Run a node until SIGINT, SIGTERM, or its future `finished` is done with an exit code."""
+    rclpy.init(args=None if arguments is None else ['', *arguments])
+    threading.Thread(target=_leave_after_shutdown, daemon=True).start()
+    node, code = None, 0
+    try:
+        node = make_node()
+        executor = SingleThreadedExecutor()
+        executor.add_node(node)
+        executor.spin_until_future_complete(node.finished)
+        if node.finished.done():
+            code = node.finished.result()
+    except (ValueError, FileError) as error:
+        print(error, file=sys.stderr)
+        code = 2
+    except rclpy.exceptions.InvalidParameterValueException as error:
+        print(error, file=sys.stderr)
+        code = 2
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    finally:
+        if node is not None:
+            node.destroy_node()
+        rclpy.utilities.try_shutdown()
+    if any(thread.name == WORKER_THREAD for thread in threading.enumerate()):
+        _leave(code)  # the interpreter cannot end well under a thread in native code
+    return code
+
+
+def _leave_after_shutdown() -> None:
+    """Loading a model or waiting for one frame of a slow one must not hold up the end."""
+    while rclpy.utilities.ok():
+        time.sleep(0.1)
+    time.sleep(GRACE)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,109 @@
+"""The thread that does the work, so that the node's executor never waits for the model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kp2d_ros.camera_model import CameraModel
+from kp2d_ros.images import Decoder
+from kp2d_ros.mailbox import Mailbox
+from kp2d_ros.pipeline import Frame, Pipeline, Result, Settings
+from kp2d_ros.statistics import Sample, Statistics
+
+THREAD_NAME = 'kp2d worker'
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An image message, and what else was known when it arrived."""
+
+    message: Any
+    arrived: float  # time.monotonic()
+    camera: CameraModel | None
+
+
+class Worker:
+    """Decodes, processes and publishes the newest frame; drops those it has no time for."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        decode: Decoder,
+        settings: Callable[[], Settings],
+        publish: Callable[[Result, Any], None],
+        problem: Callable[[str, str], None],
+        statistics: Statistics,
+    ) -> None:
+        """problem(kind, sentence) hears of every frame that is 'damaged' or has 'failed'."""
+        self.pipeline = pipeline
+        self._decode = decode
+        self._settings = settings
+        self._publish = publish
+        self._problem = problem
+        self._statistics = statistics
+        self._mailbox: Mailbox[Arrival] = Mailbox()
+        self._reset = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def submit(self, arrival: Arrival) -> None:
+        if self._mailbox.put(arrival):
+            self._statistics.count('dropped')
+
+    def reset(self) -> None:
+        """Tracks begin anew with the next frame."""
+        self._reset.set()
+
+    def stop(self, timeout: float) -> bool:
+        """End after the frame in work; whether it did within `timeout` seconds."""
+        if self._mailbox.close():
+            self._statistics.count('dropped')
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (arrival := self._mailbox.take()) is not None:
+            try:
+                self._work(arrival)
+            except ValueError as error:
+                self._count('damaged', str(error))
+            except Exception as error:  # whatever a runtime throws, the next frame has its chance
+                self._count('failed', f'{type(error).__name__}: {error}')
+
+    def _work(self, arrival: Arrival) -> None:
+        message = arrival.message
+        stamp = message.header.stamp
+        if self._reset.is_set():
+            self._reset.clear()
+            self.pipeline.reset('asked for')
+        result = self.pipeline.process(
+            Frame(
+                image=self._decode(message),
+                stamp=stamp.sec * 10**9 + stamp.nanosec,
+                frame_id=message.header.frame_id,
+                camera=arrival.camera,
+            ),
+            self._settings(),
+        )
+        self._publish(result, message.header)
+        now = time.monotonic()
+        matches = result.tracks.matches if result.tracks is not None else None
+        self._statistics.add(
+            Sample(
+                finished=now,
+                latency=now - arrival.arrived,
+                inference=result.inference_time,
+                keypoints=len(result.features),
+                matches=0 if matches is None else len(matches),
+                inliers=0 if matches is None else int(matches.inliers.sum()),
+            )
+        )
+
+    def _count(self, kind: str, sentence: str) -> None:
+        self._statistics.count(kind)
+        self._problem(kind, sentence)
