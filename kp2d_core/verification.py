@@ -15,6 +15,9 @@ METHODS: tuple[str, ...] = get_args(Method)
 MINIMUM_POINTS = {'homography': 4, 'fundamental': 8, 'essential': 6}
 
 _ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: the least sensitive to the threshold
+# From 7 points it can take half a minute where the geometry is degenerate: a camera that hardly
+# moves, or looks at a wall. From 8 it takes milliseconds, with the same inliers elsewhere.
+_FUNDAMENTAL_ESTIMATOR = cv2.USAC_FM_8PTS
 _CONFIDENCE = 0.9999
 _ITERATIONS = 5000
 
@@ -29,7 +32,8 @@ def verify(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
     """Which of the pairs of points (M, 2) agree with one geometry, and its 3x3 matrix.
 
-    With too few points, or no geometry found, no pair is an inlier and the matrix is None.
+    With too few points, or no geometry found, the matrix is None and no pair is an inlier, except
+    those that stayed in place: a camera at rest has no epipolar geometry, but it has tracks.
     """
     if method not in METHODS:
         raise ValueError(f"verification must be one of {', '.join(METHODS)}, got '{method}'")
@@ -42,10 +46,13 @@ def verify(
     if len(first) < MINIMUM_POINTS[method]:
         return np.zeros(len(first), bool), None
 
+    still = np.zeros(len(first), bool)
+    if method != 'homography':
+        still = ((second - first) ** 2).sum(axis=1) <= threshold**2
     model, inliers = _estimate(first, second, method, threshold, intrinsics)
     if model is None or inliers is None or np.shape(model) != (3, 3):
-        return np.zeros(len(first), bool), None
-    return inliers.ravel().astype(bool), np.asarray(model, np.float64)
+        return still, None
+    return inliers.ravel().astype(bool) | still, np.asarray(model, np.float64)
 
 
 def _estimate(
@@ -62,7 +69,9 @@ def _estimate(
                 a, b, _ESTIMATOR, threshold, maxIters=_ITERATIONS, confidence=_CONFIDENCE
             )
         if method == 'fundamental':
-            return cv2.findFundamentalMat(a, b, _ESTIMATOR, threshold, _CONFIDENCE, _ITERATIONS)
+            return cv2.findFundamentalMat(
+                a, b, _FUNDAMENTAL_ESTIMATOR, threshold, _CONFIDENCE, _ITERATIONS
+            )
         camera = np.asarray(intrinsics, np.float64)
         return cv2.findEssentialMat(
             a, b, camera, method=_ESTIMATOR, prob=_CONFIDENCE, threshold=threshold
