@@ -13,6 +13,8 @@ from kp2d_core.version import __version__
 # Each is kp2d_core/commands/<name>.py with `add_arguments(parser)` and `run(args) -> int`,
 # imported only when it is used; and an executable for `ros2 run kp2d_core <name>` (setup.py).
 COMMANDS: dict[str, str] = {
+    'train': 'train a model on images or ROS bags',
+    'evaluate': 'measure models and classical methods on HPatches and other tests',
     'extract': 'find keypoints in images and save them',
     'match': 'match two images and draw the matches',
     'info': 'show what this machine can run, or what is inside a model file',

@@ -1,0 +1,241 @@
+"""kp2d evaluate: how good models are, and against what."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from kp2d_core.commands.arguments import positive, size
+from kp2d_core.evaluation.baselines import BASELINES
+from kp2d_core.evaluation.gallery import Gallery
+from kp2d_core.evaluation.hpatches import load_sequences, select_split
+from kp2d_core.evaluation.methods import Method, open_methods
+from kp2d_core.evaluation.protocol import Evaluation, evaluate
+from kp2d_core.evaluation.robustness import robustness
+from kp2d_core.evaluation.shift import shift_test
+from kp2d_core.evaluation.study import Study, write_json
+from kp2d_core.evaluation.tables import format_study
+from kp2d_core.images import Image, find_images, read_image
+
+DESCRIPTION = """\
+Repeatability, localization error, homography accuracy and matching score on pairs of images, as
+the KP2D paper measures them, for any number of models and classical methods in one table.
+
+DATA is a folder in HPatches layout: one folder for each sequence, with the images 1.png ... 6.png
+(any format) and the homographies H_1_2 ... H_1_6."""
+EXAMPLES = """\
+examples:
+  kp2d evaluate --data hpatches                         the shipped model, 320x240, 300 points
+  kp2d evaluate --data hpatches --size 640x480 --top-k 1000 --seeds 10
+  kp2d evaluate --data hpatches --model small mine.safetensors --baselines sift,orb --html report
+  kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
+  kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
+  kp2d evaluate --shift photos --robustness photos --baselines sift
+
+A YAML file as model describes any other ONNX extractor; see docs/evaluation.md."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    methods = parser.add_argument_group('what to evaluate')
+    methods.add_argument(
+        '--model', nargs='+', action='extend', metavar='MODEL',
+        help='shipped models, .safetensors files, exported models, or YAML files that describe '
+        "another ONNX extractor; 'none' for the baselines alone (default: small)",
+    )  # fmt: skip
+    methods.add_argument(
+        '--baselines', nargs='+', action='extend', default=[], metavar='NAME',
+        help=f"of {', '.join(BASELINES)}, or 'all' (default: none)",
+    )  # fmt: skip
+    methods.add_argument(
+        '--runtime', default='auto', help='what runs the models (default: the best there is)'
+    )
+    methods.add_argument(
+        '--precision', nargs='+', default=['fp32'],
+        help='of the models: fp32, fp16, int8, or several of them (default: fp32)',
+    )  # fmt: skip
+    methods.add_argument('--threads', type=positive, help='CPU threads of a model')
+
+    data = parser.add_argument_group('on what')
+    data.add_argument('--data', type=Path, help='a folder in HPatches layout')
+    data.add_argument(
+        '--sequences', nargs='+', default=[], metavar='NAME', help='only these (default: all)'
+    )
+    data.add_argument(
+        '--splits', nargs='+', default=['all', 'illumination', 'viewpoint'], metavar='SPLIT',
+        help="a table for each: 'all', 'illumination', 'viewpoint', the name of a sequence, or "
+        "'each' sequence (default: the first three)",
+    )  # fmt: skip
+    data.add_argument(
+        '--size', type=size, default=(320, 240), metavar='WxH',
+        help='images are resized to it (default: 320x240)',
+    )  # fmt: skip
+    data.add_argument(
+        '--top-k', type=positive, default=300, metavar='K',
+        help='points of each image that count, the best ones (default: %(default)s)',
+    )  # fmt: skip
+    data.add_argument(
+        '--seeds', type=positive, default=1, metavar='N',
+        help='RANSAC runs for each pair, to give mean and deviation (default: %(default)s)',
+    )  # fmt: skip
+
+    tests = parser.add_argument_group('further tests')
+    tests.add_argument(
+        '--shift', nargs='*', type=Path, metavar='PHOTO',
+        help='do keypoints follow the image or the grid: moves photographs by 0 to 8 px; files or '
+        'folders (default: image 1 of each sequence)',
+    )  # fmt: skip
+    tests.add_argument(
+        '--robustness', nargs='*', type=Path, metavar='PHOTO',
+        help='matching score against rotation, scale, brightness, blur and noise; files or '
+        'folders (default: image 1 of each sequence)',
+    )  # fmt: skip
+    tests.add_argument(
+        '--max-photos', type=positive, default=20, metavar='N',
+        help='for these tests, spread over all that are given (default: %(default)s)',
+    )  # fmt: skip
+
+    output = parser.add_argument_group('output')
+    output.add_argument(
+        '--paper', choices=('same', 'all', 'none'), default='same',
+        help="which of the paper's rows to print under ours: of the same methods, all, none "
+        '(default: %(default)s)',
+    )  # fmt: skip
+    output.add_argument('--json', type=Path, metavar='FILE', help='write all figures to a file')
+    output.add_argument(
+        '--html', type=Path, metavar='DIR',
+        help='write a report with plots and drawn matches to DIR/index.html',
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    study = Study(
+        data=args.data.name or str(args.data) if args.data else '',
+        size=args.size,
+        top_k=args.top_k,
+        seeds=args.seeds,
+        paper=args.paper,
+    )
+    if args.data:
+        study.sequences = load_sequences(args.data, args.sequences, study.skipped.append)
+        study.splits = _splits(args.splits, study)
+    for sentence in study.skipped:
+        print(sentence, file=sys.stderr)
+    methods = open_methods(
+        _models(args.model),
+        _baselines(args.baselines),
+        runtime=args.runtime,
+        precisions=args.precision,
+        threads=args.threads,
+        top_k=args.top_k,
+    )
+    if not methods:
+        raise ValueError('there is nothing to evaluate: give a --model, or --baselines')
+    shift_photos = _photographs(args.shift, args.max_photos, study)
+    robustness_photos = _photographs(args.robustness, args.max_photos, study)
+
+    gallery = _gallery(study) if args.html else Gallery({}, study.top_k)
+    for method in methods:
+        study.methods[method.name] = method.description
+        if study.sequences:
+            study.evaluations[method.name] = _evaluate(method, study, gallery)
+        if shift_photos:
+            study.shift[method.name] = shift_test(
+                method.extract, shift_photos, size=args.size, top_k=args.top_k, progress=True
+            )
+        if robustness_photos:
+            study.robustness[method.name] = robustness(
+                method.extract, robustness_photos, size=args.size, top_k=args.top_k, progress=True
+            )
+
+    print(format_study(study))
+    if args.json:
+        write_json(args.json, study)
+        print(f'\nfigures in {args.json}')
+    if args.html:
+        from kp2d_core.evaluation.report import write_report
+
+        print(f'\nreport in {write_report(args.html, study, gallery)}')
+    return 0
+
+
+def _evaluate(method: Method, study: Study, gallery: Gallery) -> Evaluation:
+    return evaluate(
+        method.extract,
+        study.sequences,
+        size=study.size,
+        top_k=study.top_k,
+        seeds=study.seeds,
+        progress=True,
+        name=method.name,
+        watch=lambda pair, result: gallery.add(method.name, pair, result),
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Whatever can be known to fail, before anything takes long."""
+    if not (args.data or args.shift or args.robustness):
+        raise ValueError('give --data, a folder in HPatches layout, or photographs to --shift or '
+                         '--robustness')  # fmt: skip
+    if args.json and args.json.is_dir():
+        raise ValueError(f'--json must be a file, {args.json} is a folder')
+    if args.html and args.html.exists() and not args.html.is_dir():
+        raise ValueError(f'--html must be a folder, {args.html} is a file')
+    if args.html:
+        from kp2d_core.evaluation.plots import require_matplotlib
+
+        require_matplotlib()
+
+
+def _models(given: list[str] | None) -> list[str]:
+    if given is None:
+        return ['small']
+    return [] if given == ['none'] else given
+
+
+def _baselines(given: list[str]) -> list[str]:
+    """'sift,orb', 'sift orb' and 'all' are all understood."""
+    names = [name.lower() for text in given for name in text.split(',') if name]
+    if names == ['none']:
+        return []
+    return list(BASELINES) if names == ['all'] else names
+
+
+def _splits(given: list[str], study: Study) -> list[str]:
+    names: list[str] = []
+    for split in (part for text in given for part in text.split(',') if part):
+        if split == 'each':
+            names += [sequence.name for sequence in study.sequences]
+        elif split not in ('all', 'illumination', 'viewpoint') and not select_split(
+            study.sequences, split
+        ):
+            there = ', '.join(sequence.name for sequence in study.sequences)
+            raise ValueError(
+                f"there is no split '{split}': all, illumination, viewpoint, each, or {there}"
+            )
+        else:
+            names.append(split)
+    return list(dict.fromkeys(names))
+
+
+def _photographs(given: list[Path] | None, limit: int, study: Study) -> list[Image]:
+    """None if the test was not asked for; without files, image 1 of each sequence."""
+    if given is None:
+        return []
+    paths = find_images(given) if given else [sequence.images[1] for sequence in study.sequences]
+    if not paths:
+        raise ValueError(f'there is no image in {", ".join(map(str, given))}')
+    step = max(len(paths) / limit, 1)
+    return [read_image(paths[int(i * step)]) for i in range(min(limit, len(paths)))]
+
+
+def _gallery(study: Study) -> Gallery:
+    """Draws the first and the last pair of each sequence: in HPatches the mildest and hardest."""
+    targets = {
+        sequence.name: {min(sequence.homographies), max(sequence.homographies)}
+        for sequence in study.sequences
+    }
+    return Gallery(targets, study.top_k)

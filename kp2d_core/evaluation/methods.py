@@ -1,0 +1,66 @@
+"""The methods of a comparison, by what a user calls them: models, precisions, baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+
+from kp2d_core.detector import KeypointDetector
+from kp2d_core.evaluation.baselines import baseline
+from kp2d_core.evaluation.onnx_extractor import onnx_extractor
+from kp2d_core.evaluation.protocol import Extract
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str  # short and unique, as in the tables
+    description: str  # what runs it
+    extract: Extract
+
+
+def open_methods(
+    models: Iterable[str],
+    baselines: Iterable[str],
+    *,
+    runtime: str = 'auto',
+    precisions: Iterable[str] = ('fp32',),
+    threads: int | None = None,
+    top_k: int = 300,
+) -> list[Method]:
+    """Every model in every precision, then the baselines.
+
+    A model is what `KeypointDetector.load` takes, or a YAML file that describes a foreign ONNX
+    extractor (see `onnx_extractor`), which has one precision only.
+    """
+    models, precisions = list(models), list(precisions)
+    methods: list[Method] = []
+    for model, name in zip(models, _short_names(models), strict=True):
+        if Path(model).suffix in ('.yaml', '.yml'):
+            extract = onnx_extractor(model, threads)
+            methods.append(Method(name, f'ONNX Runtime, {Path(model).name}', extract))
+            continue
+        for precision in precisions:
+            detector = KeypointDetector.load(
+                model, runtime=runtime, precision=precision, threads=threads
+            )
+            title = name if len(precisions) == 1 else f'{name} {precision}'
+            methods.append(Method(title, detector.runtime.description, detector.detect))
+    for name in baselines:
+        methods.append(Method(name, f'OpenCV {cv2.__version__}', baseline(name, top_k)))
+    repeated = {each.name for each in methods if [m.name for m in methods].count(each.name) > 1}
+    if repeated:
+        raise ValueError(f'{repeated.pop()} is given twice')
+    return methods
+
+
+def _short_names(models: list[str]) -> list[str]:
+    """File names without suffix, with the folders that tell equal ones apart."""
+    paths = [Path(model) for model in models]
+    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        names = [Path(*path.parts[-depth:]).with_suffix('').as_posix() for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names if paths else []

@@ -1,0 +1,145 @@
+"""Plots of a study as SVG."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from typing import Any
+
+import numpy as np
+
+from kp2d_core.evaluation.robustness import CHANGES
+from kp2d_core.evaluation.study import Study
+
+COLOURS = ('#2563eb', '#ea580c', '#059669', '#9333ea', '#db2777', '#0891b2', '#ca8a04', '#475569')
+MANY_SEQUENCES = 12  # above it, bars for each sequence become unreadable
+_STYLE: dict[Any, Any] = {
+    'font.family': 'sans-serif',
+    'font.size': 10,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.edgecolor': '#94a3b8',
+    'axes.labelcolor': '#334155',
+    'axes.titlesize': 11,
+    'axes.titleweight': 'bold',
+    'axes.titlecolor': '#0f172a',
+    'axes.grid': True,
+    'grid.color': '#e2e8f0',
+    'xtick.color': '#475569',
+    'ytick.color': '#475569',
+    'lines.linewidth': 2,
+    'legend.frameon': False,
+    'svg.fonttype': 'path',
+    'svg.hashsalt': 'kp2d',
+}
+
+
+def plot_study(study: Study) -> dict[str, bytes]:
+    """title -> SVG, of whatever the study holds."""
+    import matplotlib
+
+    plots: dict[str, bytes] = {}
+    with matplotlib.rc_context(_STYLE):
+        if study.evaluations:
+            plots['Homography accuracy and matching score'] = _accuracy(study)
+            if 1 < len(study.sequences) <= MANY_SEQUENCES:
+                plots['Matching score and repeatability by sequence'] = _sequences(study)
+        if study.shift:
+            plots['Shift test'] = _shift(study)
+        if study.robustness:
+            plots['Robustness'] = _robustness(study)
+    return plots
+
+
+def require_matplotlib() -> None:
+    if importlib.util.find_spec('matplotlib') is None:
+        raise ValueError('the report needs matplotlib: pip install matplotlib')
+
+
+def _colours(study: Study) -> dict[str, str]:
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(study.methods)}
+
+
+def _figure(columns: int, height: float = 3.2) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, height), layout='constrained')
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
+
+
+def _accuracy(study: Study) -> bytes:
+    figure, (left, right) = _figure(2)
+    thresholds = np.linspace(0, 10, 201)
+    for name, evaluation in study.evaluations.items():
+        colour = _colours(study)[name]
+        errors = np.array([pair.corner_errors for pair in evaluation.pairs]).ravel()
+        share = (errors[:, None] <= thresholds).mean(axis=0)
+        left.plot(thresholds, share, color=colour, label=name)
+        targets = sorted({pair.target for pair in evaluation.pairs})
+        scores = [
+            np.mean([pair.mscore for pair in evaluation.pairs if pair.target == target])
+            for target in targets
+        ]
+        right.plot(targets, scores, 'o-', color=colour, label=name)
+        right.set_xticks(targets)
+    left.set(title='Homographies within an error', xlabel='mean corner error, px')
+    left.set(ylabel='share of pairs', xlim=(0, 10), ylim=(0, 1))
+    right.set(title='Matching score, image 1 against image n', xlabel='n', ylim=(0, None))
+    left.legend(loc='lower right')
+    return _svg(figure)
+
+
+def _sequences(study: Study) -> bytes:
+    figure, axes = _figure(2)
+    names = [sequence.name for sequence in study.sequences]
+    width = 0.8 / len(study.evaluations)
+    for axis, metric in zip(axes, ('mscore', 'repeatability'), strict=True):
+        for i, (method, evaluation) in enumerate(study.evaluations.items()):
+            values = [evaluation.only([name]).mean()[metric] for name in names]
+            places = np.arange(len(names)) + (i - (len(study.evaluations) - 1) / 2) * width
+            axis.bar(places, values, width * 0.92, color=_colours(study)[method], label=method)
+        axis.set_xticks(np.arange(len(names)), names, rotation=20 if len(names) > 6 else 0)
+        axis.set(title='Matching score' if metric == 'mscore' else 'Repeatability')
+        axis.grid(visible=False, axis='x')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
+    return _svg(figure)
+
+
+def _shift(study: Study) -> bytes:
+    figure, axes = _figure(3)
+    for name, rows in study.shift.items():
+        colour = _colours(study)[name]
+        shifts = [row.shift for row in rows]
+        axes[0].plot(shifts, [row.repeatability for row in rows], 'o-', color=colour, label=name)
+        axes[1].plot(shifts, [row.localization for row in rows], 'o-', color=colour)
+        axes[2].plot(shifts, [row.bias_x for row in rows], 'o-', color=colour)
+        axes[2].plot(shifts, [row.bias_y for row in rows], 's--', color=colour, alpha=0.6)
+    axes[2].axhline(0, color='#94a3b8', linewidth=1)
+    axes[0].set(title='Repeatability', ylim=(0, 1.03))
+    axes[1].set(title='Localization error, px', ylim=(0, None))
+    axes[2].set(title='Bias in x (solid) and y (dashed), px')
+    limit = max(0.25, 1.1 * float(np.abs(axes[2].get_ylim()).max()))
+    axes[2].set_ylim(-limit, limit)
+    for axis in axes:
+        axis.set_xlabel('content moved by, px')
+    axes[0].legend(loc='lower left')
+    return _svg(figure)
+
+
+def _robustness(study: Study) -> bytes:
+    figure, axes = _figure(len(CHANGES), 2.7)
+    for axis, change in zip(axes, CHANGES, strict=True):
+        for name, curves in study.robustness.items():
+            points = curves[change.name]
+            levels, scores = [p.level for p in points], [p.mscore for p in points]
+            axis.plot(levels, scores, 'o-', ms=3.5, color=_colours(study)[name], label=name)
+        axis.set(title=change.name.capitalize(), xlabel=change.unit, ylim=(0, 1.03))
+    axes[0].set_ylabel('matching score')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
+    return _svg(figure)
+
+
+def _svg(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='svg', transparent=True, metadata={'Date': None})
+    return buffer.getvalue()

@@ -1,0 +1,128 @@
+"""Everything that one command measured, of all methods, and its JSON form."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kp2d_core.evaluation.hpatches import Sequence
+from kp2d_core.evaluation.paper import PaperRow, rows_beside
+from kp2d_core.evaluation.protocol import Evaluation, PairResult, split_evaluation
+from kp2d_core.evaluation.robustness import RobustnessPoint
+from kp2d_core.evaluation.shift import ShiftResult
+from kp2d_core.files import atomic_write
+from kp2d_core.images import Size
+from kp2d_core.version import __version__
+
+
+@dataclass
+class Study:
+    """Results by the name of the method, in the order in which they are shown."""
+
+    data: str  # name of the folder of sequences, '' if there is none
+    size: Size
+    top_k: int
+    seeds: int
+    splits: list[str] = field(default_factory=list)
+    paper: str = 'same'  # which of its rows to show: 'same' methods, 'all', 'none'
+    sequences: list[Sequence] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # a sentence for each thing left out
+    methods: dict[str, str] = field(default_factory=dict)  # name -> what runs it
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    shift: dict[str, list[ShiftResult]] = field(default_factory=dict)
+    robustness: dict[str, dict[str, list[RobustnessPoint]]] = field(default_factory=dict)
+
+    def by_split(self) -> dict[str, dict[str, Evaluation]]:
+        """split -> method -> evaluation, of the splits that have a sequence."""
+        table: dict[str, dict[str, Evaluation]] = {}
+        for method, evaluation in self.evaluations.items():
+            parts = split_evaluation(evaluation, self.sequences, self.splits)
+            for split, part in parts.items():
+                table.setdefault(split, {})[method] = part
+        return table
+
+    def paper_rows(self, split: str) -> list[PaperRow]:
+        return rows_beside(self.methods, self.size, self.top_k, split, self.paper)
+
+
+def to_json(study: Study) -> dict[str, Any]:
+    """Plain data; infinite errors become null."""
+    by_split = study.by_split()
+    return {
+        'kp2d_version': __version__,
+        'data': study.data,
+        'size': list(study.size),
+        'top_k': study.top_k,
+        'seeds': study.seeds,
+        'sequences': [sequence.name for sequence in study.sequences],
+        'skipped': study.skipped,
+        'methods': {
+            method: {
+                'description': description,
+                **_evaluation_json(method, study, by_split),
+                **({'shift': _rows(study.shift[method])} if method in study.shift else {}),
+                **(
+                    {'robustness': {k: _rows(v) for k, v in study.robustness[method].items()}}
+                    if method in study.robustness
+                    else {}
+                ),
+            }
+            for method, description in study.methods.items()
+        },
+        'paper': {
+            split: {
+                row.method: {
+                    **row.metrics,
+                    'deviation': row.deviation,
+                    'pairs': row.pairs,
+                    'source': row.source,
+                }
+                for row in study.paper_rows(split)
+            }
+            for split in by_split
+        },
+    }
+
+
+def write_json(path: str | Path, study: Study) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(to_json(study), indent=1, allow_nan=False) + '\n')
+
+
+def _evaluation_json(
+    method: str, study: Study, by_split: dict[str, dict[str, Evaluation]]
+) -> dict[str, Any]:
+    if method not in study.evaluations:
+        return {}
+    evaluation = study.evaluations[method]
+    return {
+        'milliseconds': evaluation.time(),
+        'splits': {
+            split: {
+                **evaluations[method].mean(),
+                'deviation': evaluations[method].deviation(),
+                'pairs': len(evaluations[method].pairs),
+                'failures': evaluations[method].failures(),
+            }
+            for split, evaluations in by_split.items()
+        },
+        'pairs': [_pair_json(pair) for pair in evaluation.pairs],
+    }
+
+
+def _pair_json(pair: PairResult) -> dict[str, Any]:
+    errors = [error if math.isfinite(error) else None for error in pair.corner_errors]
+    return {
+        'sequence': pair.sequence,
+        'target': pair.target,
+        **pair.metrics(),
+        'corner_errors': errors,
+        'failed': pair.failed,
+    }
+
+
+def _rows(results: list[Any]) -> list[dict[str, Any]]:
+    return [asdict(result) for result in results]

@@ -1,0 +1,104 @@
+"""A study as plain text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kp2d_core.evaluation.protocol import METRICS, Evaluation
+from kp2d_core.evaluation.study import Study
+
+TITLES = {
+    'repeatability': 'Repeat.',
+    'localization': 'Loc.',
+    'cor1': 'Cor-1',
+    'cor3': 'Cor-3',
+    'cor5': 'Cor-5',
+    'mscore': 'M.Score',
+    'auc1': 'AUC@1',
+    'auc3': 'AUC@3',
+    'auc5': 'AUC@5',
+    'precision': 'Precision',
+    'inlier_ratio': 'Inliers',
+    'matches': 'Matches',
+}
+LOWER_IS_BETTER = ('localization',)
+BESIDES = ('auc1', 'auc3', 'auc5', 'precision', 'inlier_ratio', 'matches')
+
+
+def format_study(study: Study) -> str:
+    """All tables, with the paper's rows under ours."""
+    blocks = [_split_block(study, split, rows) for split, rows in study.by_split().items()]
+    if study.evaluations:
+        blocks += [_besides_block(study.evaluations), _time_line(study.evaluations)]
+    if study.shift:
+        blocks.append(_shift_block(study))
+    if study.robustness:
+        blocks.append(_robustness_block(study))
+    return '\n\n'.join(blocks)
+
+
+def figure(value: float, deviation: float | None = None) -> str:
+    """'0.867', or '0.867±0.005' where there were several runs."""
+    return f'{value:.3f}' if deviation is None else f'{value:.3f}±{deviation:.3f}'
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest entry; the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        '  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    return '\n'.join(f'  {line}'.rstrip() for line in lines)
+
+
+def _split_block(study: Study, split: str, evaluations: dict[str, Evaluation]) -> str:
+    several = study.seeds > 1
+    rows = [['', *(TITLES[name] for name in METRICS), 'pairs', 'failed']]
+    for method, evaluation in evaluations.items():
+        mean, deviation = evaluation.mean(), evaluation.deviation() if several else {}
+        figures = [figure(mean[name], deviation.get(name)) for name in METRICS]
+        rows.append(
+            [method, *figures, str(len(evaluation.pairs)), str(evaluation.failures())]
+        )
+    for row in study.paper_rows(split):
+        figures = [figure(row.metrics[name], row.deviation.get(name)) for name in METRICS]
+        rows.append([f"paper's {row.method}", *figures, str(row.pairs), ''])
+    runs = f', {study.seeds} RANSAC runs' if several else ''
+    title = f'{split}: {study.size[0]}x{study.size[1]}, best {study.top_k} points{runs}'
+    return f'{title}\n{align(rows)}'
+
+
+def _besides_block(evaluations: dict[str, Evaluation]) -> str:
+    rows = [['', *(TITLES[name] for name in BESIDES)]]
+    for method, evaluation in evaluations.items():
+        mean = evaluation.mean()
+        rows.append([method, *(figure(mean[name]) for name in BESIDES[:-1])])
+        rows[-1].append(f'{mean["matches"]:.1f}')
+    return f'besides, over all pairs\n{align(rows)}'
+
+
+def _time_line(evaluations: dict[str, Evaluation]) -> str:
+    times = ', '.join(f'{name} {each.time():.1f} ms' for name, each in evaluations.items())
+    return f'time per image, median: {times}'
+
+
+def _shift_block(study: Study) -> str:
+    shifts = [str(row.shift) for row in next(iter(study.shift.values()))]
+    rows = [['content moved by, px', *shifts]]
+    for method, results in study.shift.items():
+        rows.append([f'{method}: repeatability', *(f'{r.repeatability:.3f}' for r in results)])
+        rows.append(['  localization, px', *(f'{r.localization:.2f}' for r in results)])
+        rows.append(['  bias in x, px', *(f'{r.bias_x:+.2f}' for r in results)])
+        rows.append(['  bias in y, px', *(f'{r.bias_y:+.2f}' for r in results)])
+    return f'shift test (bias below 0: keypoints lag behind the image)\n{align(rows)}'
+
+
+def _robustness_block(study: Study) -> str:
+    blocks = []
+    for change in next(iter(study.robustness.values())):
+        levels = [f'{p.level:g}' for p in next(iter(study.robustness.values()))[change]]
+        rows = [[f'{change}', *levels]]
+        for method, curves in study.robustness.items():
+            rows.append([method, *(f'{point.mscore:.3f}' for point in curves[change])])
+        blocks.append(align(rows))
+    return '\n\n'.join(['robustness: matching score against', *blocks])
