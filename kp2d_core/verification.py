@@ -12,6 +12,7 @@ from kp2d_core.features import Float
 
 Method = Literal['none', 'homography', 'fundamental', 'essential']
 METHODS: tuple[str, ...] = get_args(Method)
+AT_REST = 0.5  # share of pairs that did not move from which on the camera counts as at rest
 MINIMUM_POINTS = {'homography': 4, 'fundamental': 8, 'essential': 6}
 
 _ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: the least sensitive to the threshold
@@ -32,8 +33,9 @@ def verify(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
     """Which of the pairs of points (M, 2) agree with one geometry, and its 3x3 matrix.
 
-    With too few points, or no geometry found, the matrix is None and no pair is an inlier, except
-    those that stayed in place: a camera at rest has no epipolar geometry, but it has tracks.
+    With too few points, or no geometry found, no pair is an inlier and the matrix is None.
+    A camera at rest has no epipolar geometry either, but its points stay: where most pairs did
+    not move, those are the inliers, and the matrix is None.
     """
     if method not in METHODS:
         raise ValueError(f"verification must be one of {', '.join(METHODS)}, got '{method}'")
@@ -46,13 +48,14 @@ def verify(
     if len(first) < MINIMUM_POINTS[method]:
         return np.zeros(len(first), bool), None
 
-    still = np.zeros(len(first), bool)
     if method != 'homography':
         still = ((second - first) ** 2).sum(axis=1) <= threshold**2
+        if still.mean() > AT_REST:
+            return still, None
     model, inliers = _estimate(first, second, method, threshold, intrinsics)
     if model is None or inliers is None or np.shape(model) != (3, 3):
-        return still, None
-    return inliers.ravel().astype(bool) | still, np.asarray(model, np.float64)
+        return np.zeros(len(first), bool), None
+    return inliers.ravel().astype(bool), np.asarray(model, np.float64)
 
 
 def _estimate(

@@ -155,3 +155,21 @@ def test_match_reports_inliers_of_the_geometry():
     matches = match(first, second, verification='homography', threshold=2.0)
     assert len(matches) == 200
     assert matches.inliers[:160].mean() > 0.95 and matches.inliers[160:].mean() < 0.1
+
+
+@pytest.mark.parametrize('method', ['fundamental', 'essential'])
+def test_a_camera_at_rest_keeps_what_did_not_move(method):
+    first, _ = two_views(0)
+    noise = np.random.default_rng(5).normal(0, 0.3, first.shape)
+    second = (first + noise).astype(np.float32)
+    second[:30] += 60
+    inliers, model = verify(first, second, method, threshold=2.0, intrinsics=CAMERA)
+    assert model is None
+    assert not inliers[:30].any() and inliers[30:].mean() > 0.95
+
+
+def test_a_stain_on_the_lens_is_no_inlier_of_a_moving_camera():
+    first, second = two_views(1, outliers=20)
+    second[-20:] = first[-20:]
+    inliers, _ = verify(first, second, 'fundamental', threshold=1.0)
+    assert inliers[:180].mean() > 0.9 and inliers[-20:].mean() < 0.5
