@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements/constraints.txt
 
-# Where a ROS distribution is sourced, its rclpy, NumPy and OpenCV are seen through the venv and
-# never shadowed; elsewhere wheels of PyPI stand in for them.
+# Where a ROS distribution is sourced, its rclpy is seen through the venv and never shadowed;
+# elsewhere wheels of PyPI stand in for it.
 ROS_SOURCED := $(shell test -n "$$ROS_DISTRO" && $(PYTHON) -c 'import rclpy' 2>/dev/null && echo yes)
 REQUIREMENTS := requirements/run.txt requirements/train.txt requirements/dev.txt
 ifeq ($(ROS_SOURCED),yes)
@@ -15,7 +15,7 @@ KIND := $(ROS_DISTRO)
 VENV_OPTIONS := --system-site-packages
 else
 KIND := wheels
-REQUIREMENTS += requirements/opencv.txt requirements/ros.txt
+REQUIREMENTS += requirements/ros.txt
 export AMENT_PREFIX_PATH := $(CURDIR)/$(VENV)
 endif
 KIND := $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-$(KIND)
