@@ -1,0 +1,147 @@
+"""A camera for machines without a driver: publishes pictures of a source at a set rate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
+from rclpy.node import Node
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.task import Future
+from sensor_msgs.msg import CameraInfo, CompressedImage
+from sensor_msgs.msg import Image as ImageMessage
+from std_msgs.msg import Header
+
+from kp2d_core.images import Image, size_of
+from kp2d_ros.calibration import Picture, read_calibration, uncalibrated_info
+from kp2d_ros.messages import bytes_of
+from kp2d_ros.overlay import to_jpeg
+from kp2d_ros.process import run_node
+from kp2d_ros.sources import Damage, open_source
+
+DEFAULT_RATE = 30.0
+ENCODINGS = ('rgb8', 'bgr8', 'mono8')
+
+
+class CameraNode(Node):
+    def __init__(
+        self, name: str = 'camera_node', *, namespace: str = 'camera', **options: Any
+    ) -> None:
+        super().__init__(name, namespace=namespace, **options)
+        self.finished = Future()  # done with an exit code after the last picture
+        source = self._declare(
+            'source', '', 'A folder, image, video or bag, or webcam; empty: a moving view.')
+        topic = self._declare('topic', '', 'Of the images in a bag; empty: the first.')
+        rate = self._declare('rate', 0.0, 'Hz; 0: as recorded, or 30.', range=(0.0, 1000.0))
+        self._loop = self._declare('loop', True, 'Begin anew after the last picture.')
+        width = self._declare('width', 0, 'Of the pictures; 0: as they are.', range=(0, 16384))
+        height = self._declare('height', 0, 'Of the pictures; 0: as they are.', range=(0, 16384))
+        self._encoding = self._declare('encoding', 'rgb8', f'One of {", ".join(ENCODINGS)}.')
+        self._frame_id = self._declare('frame_id', 'camera', 'Of the headers.')
+        calibration = self._declare(
+            'calibration', '', 'A YAML file of camera_calibration, for camera_info.')
+        reliable = self._declare(
+            'reliable', True, 'Publish reliably, which meets both kinds of subscribers.')
+        if self._encoding not in ENCODINGS:
+            raise ValueError(f"encoding must be one of {', '.join(ENCODINGS)}")
+        if bool(width) != bool(height):
+            raise ValueError('give both width and height, or neither')
+
+        self._size = (width, height) if width else None
+        self._source = open_source(source, size=self._size, topic=topic)
+        self._info = read_calibration(calibration) if calibration else None
+        self._pictures = self._source.pictures()
+        qos = QoSProfile(
+            depth=1,
+            reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
+        )
+        self._image = self.create_publisher(ImageMessage, 'image', qos)
+        self._compressed = self.create_publisher(CompressedImage, 'image/compressed', qos)
+        self._camera_info = self.create_publisher(CameraInfo, 'camera_info', qos)
+        rate = rate or self._source.rate or DEFAULT_RATE
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._timer = self.create_timer(1 / rate, self._tick, clock=steady)
+        self.get_logger().info(
+            f'{self._source.description} at {rate:g} Hz on '
+            f'{self.resolve_topic_name("image")}'
+        )
+
+    def _declare(
+        self, name: str, default: Any, description: str, range: tuple[float, float] | None = None
+    ) -> Any:
+        descriptor = ParameterDescriptor(description=description, read_only=True)
+        if range is not None and isinstance(default, float):
+            descriptor.floating_point_range = [
+                FloatingPointRange(from_value=range[0], to_value=range[1])
+            ]
+        elif range is not None:
+            low, high = (int(bound) for bound in range)
+            descriptor.integer_range = [IntegerRange(from_value=low, to_value=high, step=1)]
+        return self.declare_parameter(name, default, descriptor).value
+
+    def _tick(self) -> None:
+        picture = next(self._pictures, None)
+        if picture is None and self._loop:
+            self._pictures = self._source.pictures()
+            picture = next(self._pictures, None)
+        if picture is None:
+            self._timer.cancel()
+            self.finished.set_result(0)
+        elif isinstance(picture, Damage):
+            self.get_logger().warning(picture)
+        else:
+            self._publish(picture)
+
+    def _publish(self, picture: Picture) -> None:
+        image = picture.image
+        header = Header(frame_id=self._frame_id, stamp=self.get_clock().now().to_msg())
+        info = self._info or picture.info
+        if self._size is not None and size_of(image) != self._size:
+            image = np.asarray(cv2.resize(image, self._size), np.uint8)
+        if info is None or (info.width, info.height) != size_of(image):
+            info = uncalibrated_info(size_of(image))
+        self._camera_info.publish(
+            CameraInfo(
+                header=header, width=int(info.width), height=int(info.height),
+                distortion_model=info.distortion_model,
+                k=_floats(info.k), d=_floats(info.d), r=_floats(info.r), p=_floats(info.p),
+            )
+        )  # fmt: skip
+        self._image.publish(image_message(header, image, self._encoding))
+        if self._compressed.get_subscription_count():
+            message = CompressedImage(header=header, format='rgb8; jpeg compressed bgr8')
+            message.data = bytes_of(to_jpeg(image, 90))
+            self._compressed.publish(message)
+
+
+def image_message(header: Header, image: Image, encoding: str) -> ImageMessage:
+    """An RGB or gray image as rgb8, bgr8 or mono8."""
+    if encoding == 'mono8' and image.ndim == 3:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
+    elif encoding != 'mono8' and image.ndim == 2:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
+    if encoding == 'bgr8':
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2BGR), np.uint8)
+    height, width = image.shape[:2]
+    message = ImageMessage(header=header, height=height, width=width, encoding=encoding)
+    message.step = width * (1 if encoding == 'mono8' else 3)
+    message.data = bytes_of(image)
+    return message
+
+
+def _floats(values: Any) -> list[float]:
+    return [float(value) for value in values]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_node(CameraNode, arguments)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

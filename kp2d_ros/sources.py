@@ -1,0 +1,177 @@
+"""Where the camera node's pictures come from: a folder, a video, a webcam, a bag, a photograph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+
+from kp2d_core.errors import FileError
+from kp2d_core.images import IMAGE_SUFFIXES, Size, find_images, read_image
+from kp2d_ros.calibration import Picture
+from kp2d_ros.images import decode, decode_compressed
+from kp2d_ros.moving_view import MovingView, default_photograph
+
+BAG_SUFFIXES = frozenset({'.mcap', '.db3', '.bag'})
+IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+
+
+class Damage(str):
+    """In the place of a picture that cannot be read: a sentence that says why."""
+
+
+class Source(Protocol):
+    description: str
+    rate: float  # pictures a second, as it was recorded; 0: it has no rate of its own
+
+    def pictures(self) -> Iterator[Picture | Damage]:
+        """From the first to the last; a second call begins anew."""
+        ...
+
+
+def open_source(text: str, *, size: Size | None = None, topic: str = '') -> Source:
+    """What the text names: '' is a moving view over a photograph, '0' or 'webcam' a webcam.
+
+    FileError or ValueError in a sentence if there is no such thing.
+    """
+    if not text:
+        return MovingView(default_photograph(), size or (640, 480))
+    if text == 'webcam' or text.isdecimal() or text.startswith('/dev/video'):
+        return Webcam(text, size)
+    path = Path(text).expanduser()
+    if not path.exists():
+        raise FileError(f"there is no '{text}': give a folder, image, video or bag, or 'webcam'")
+    if path.suffix in BAG_SUFFIXES or (path.is_dir() and (path / 'metadata.yaml').exists()):
+        return Bag(path, topic)
+    if path.is_dir():
+        return Folder(path)
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return MovingView(read_image(path), size or (640, 480))
+    return Video(path)
+
+
+class Folder:
+    rate = 0.0
+
+    def __init__(self, path: Path) -> None:
+        self.description = f'folder {path}'
+        self._files = find_images([path])
+        if not self._files:
+            raise FileError(f'there is no image in {path}')
+
+    def pictures(self) -> Iterator[Picture | Damage]:
+        for file in self._files:
+            try:
+                yield Picture(read_image(file))
+            except FileError as error:
+                yield Damage(error)
+
+
+class Video:
+    def __init__(self, path: Path) -> None:
+        self.description = f'video {path}'
+        self._path = path
+        capture = _open_capture(str(path))
+        self.rate = float(np.clip(capture.get(cv2.CAP_PROP_FPS), 0.0, 240.0))
+        capture.release()
+
+    def pictures(self) -> Iterator[Picture]:
+        yield from _captured(_open_capture(str(self._path)))
+
+
+class Webcam:
+    rate = 0.0
+
+    def __init__(self, name: str, size: Size | None = None) -> None:
+        self.description = f'webcam {name}'
+        number = '0' if name == 'webcam' else name
+        self._device: str | int = int(number) if number.isdecimal() else number
+        self._size = size
+        _open_capture(self._device).release()
+
+    def pictures(self) -> Iterator[Picture]:
+        capture = _open_capture(self._device)
+        if self._size is not None:
+            capture.set(cv2.CAP_PROP_FRAME_WIDTH, self._size[0])
+            capture.set(cv2.CAP_PROP_FRAME_HEIGHT, self._size[1])
+        yield from _captured(capture)
+
+
+def _open_capture(source: str | int) -> cv2.VideoCapture:
+    capture = cv2.VideoCapture(source)
+    if not capture.isOpened():
+        kind = 'webcam' if isinstance(source, int) else 'video'
+        raise FileError(f"'{source}' is not a {kind} that OpenCV can open")
+    return capture
+
+
+def _captured(capture: cv2.VideoCapture) -> Iterator[Picture]:
+    try:
+        while True:
+            there, image = capture.read()
+            if not there:
+                return
+            yield Picture(np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8))
+    finally:
+        capture.release()
+
+
+class Bag:
+    """Images of a bag (MCAP, sqlite3 or ROS 1), with the camera_info recorded beside them."""
+
+    def __init__(self, path: Path, topic: str = '') -> None:
+        self.description = f'bag {path}'
+        self._path = path
+        with self._reader() as reader:
+            images = {c.topic: c for c in reader.connections if c.msgtype in IMAGE_TYPES}
+            if topic and topic not in images:
+                raise FileError(f'{path} has no images on {topic}, but on: {", ".join(images)}')
+            if not images:
+                raise FileError(f'there are no images in {path}')
+            self.topic = topic or next(iter(images))
+            count = images[self.topic].msgcount
+            seconds = reader.duration * 1e-9
+        self.rate = (count - 1) / seconds if count > 1 and seconds > 0 else 0.0
+
+    def pictures(self) -> Iterator[Picture | Damage]:
+        beside = self.topic.removesuffix('/compressed').rpartition('/')[0] + '/camera_info'
+        info = None
+        with self._reader() as reader:
+            wanted = [c for c in reader.connections if c.topic in (self.topic, beside)]
+            for connection, _, data in reader.messages(wanted):
+                message = reader.deserialize(data, connection.msgtype)
+                if connection.topic == beside:
+                    info = _modern_info(message)
+                    continue
+                raw = connection.msgtype == IMAGE_TYPES[0]
+                try:
+                    yield Picture(decode(message) if raw else decode_compressed(message), info)
+                except ValueError as error:
+                    yield Damage(error)
+
+    def _reader(self) -> Any:
+        try:
+            from rosbags.highlevel import AnyReader, AnyReaderError
+            from rosbags.typesys import Stores, get_typestore
+        except ImportError:
+            raise FileError('to read bags, install rosbags: pip install rosbags') from None
+        try:
+            reader = AnyReader(
+                [self._path], default_typestore=get_typestore(Stores.ROS2_JAZZY)
+            )
+            reader.open()
+        except (AnyReaderError, OSError, ValueError) as error:
+            raise FileError(f'{self._path} is not a readable bag: {error}') from None
+        return closing(reader)
+
+
+def _modern_info(message: Any) -> Any:
+    """ROS 1 wrote K, D, R and P in capitals."""
+    for name in 'kdrp':
+        if not hasattr(message, name):
+            object.__setattr__(message, name, getattr(message, name.upper()))
+    return message
