@@ -1,0 +1,81 @@
+"""`kp2d train`: a keypoint model from a folder of images or a ROS bag."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from kp2d_core.commands.arguments import positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group('data')
+    data.add_argument(
+        '--data', type=Path, nargs='+', required=True, metavar='PATH',
+        help='folders of images (searched recursively), image files, ROS 2 bags',
+    )  # fmt: skip
+    data.add_argument(
+        '--val', type=Path, metavar='FOLDER',
+        help='validate on these: HPatches layout, or photographs (default: some of --data)',
+    )  # fmt: skip
+    recipe = parser.add_argument_group('recipe')
+    recipe.add_argument(
+        '--config', type=Path, metavar='YAML', help='the recipe, such as config/train/small.yaml'
+    )
+    recipe.add_argument(
+        '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
+        help='change a value of the recipe, such as loss.descriptor=infonce; repeatable',
+    )  # fmt: skip
+    recipe.add_argument('--seed', type=int, help='of everything random (default: the recipe)')
+    recipe.add_argument(
+        '--init', metavar='MODEL', help='begin with the weights of a model, not with random ones'
+    )
+    budget = parser.add_argument_group('how long')
+    budget.add_argument(
+        '--steps', type=positive, help='end after so many (default: the recipe, if no --minutes)'
+    )
+    budget.add_argument('--minutes', type=float, help='end after so many, whatever the steps')
+    run = parser.add_argument_group('run')
+    run.add_argument(
+        '--out', type=Path, default=Path('runs/train'), metavar='FOLDER',
+        help='where checkpoints and reports go',
+    )  # fmt: skip
+    run.add_argument(
+        '--resume', action='store_true', help='go on exactly where the run in --out stopped'
+    )
+    run.add_argument('--quiet', action='store_true', help='no progress bar')
+
+
+def run(args: argparse.Namespace) -> int:
+    # Threads that spin while they wait take the time of whatever else runs; read by OpenMP when
+    # torch is imported.
+    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+    from kp2d_core.training.config import TrainingConfig, load_config, override
+    from kp2d_core.training.loop import STATE, Run, train
+    from kp2d_core.training.photographs import find_photographs
+    from kp2d_core.training.state import read_state
+
+    if args.resume:
+        config = read_state(args.out / STATE)[0]
+    else:
+        config = load_config(args.config) if args.config else TrainingConfig()
+        if (args.out / STATE).exists():
+            raise ValueError(f'{args.out} holds a run already: --resume it or choose another --out')
+    config = override(config, args.assignments)
+    if args.seed is not None:
+        config = replace(config, seed=args.seed)
+    return train(
+        Run(
+            config,
+            [*find_photographs(args.data)],
+            args.out,
+            validation=args.val,
+            steps=args.steps,
+            minutes=args.minutes,
+            resume=args.resume,
+            initial=args.init,
+            quiet=args.quiet,
+        )
+    )

@@ -1,0 +1,1 @@
+"""Self-supervised training: photographs become pairs, pairs teach the network."""

@@ -1,0 +1,257 @@
+"""What a training run is made of: dataclasses, read from YAML, changed by `--set a.b=c`.
+
+The defaults are the paper's. What each value means stands in config/train/*.yaml, which give all.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from kp2d_core.architecture import CELL, Architecture
+from kp2d_core.errors import FileError
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    variant: str = 'v4'
+    width: int = 32
+    descriptor_size: int = 256
+    cross_border: bool = True
+    upsample: bool = True
+    dropout: float = 0.2
+
+    def architecture(self) -> Architecture:
+        values = asdict(self)
+        del values['dropout']
+        return Architecture.from_dict(values)
+
+
+@dataclass(frozen=True)
+class HomographyConfig:
+    """The ranges that a homography from source to target is drawn from."""
+
+    crop: float = 0.7
+    scale: Range = (0.8, 1.2)
+    rotation: float = 45.0
+    perspective: float = 0.2
+    shift: float = 0.0
+    inside: bool = True
+
+
+@dataclass(frozen=True)
+class PairsConfig:
+    width: int = 320
+    height: int = 240
+    framing: Literal['whole', 'crop'] = 'whole'
+    short_side: Range = (240.0, 240.0)
+    flip: float = 0.0
+    swap: float = 0.0
+    strong: HomographyConfig = field(default_factory=HomographyConfig)
+    mild: HomographyConfig = field(
+        default_factory=lambda: HomographyConfig(1.0, (0.93, 1.07), 9.0, 0.0, 8.0, False)
+    )
+    mild_share: tuple[tuple[int, float], ...] = ((0, 0.0),)
+
+    def __post_init__(self) -> None:
+        if self.width % CELL or self.height % CELL or min(self.width, self.height) < 4 * CELL:
+            raise ValueError(
+                f'pairs.width and pairs.height must be multiples of {CELL} and at least '
+                f'{4 * CELL}, got {self.width}x{self.height}'
+            )
+        if not self.mild_share:
+            raise ValueError('pairs.mild_share needs at least one [step, share]')
+
+
+@dataclass(frozen=True)
+class PhotometricConfig:
+    noise: float = 0.02
+    blur: tuple[int, ...] = (1, 3, 5)
+    brightness: Range = (0.5, 1.5)
+    contrast: Range = (0.5, 1.5)
+    saturation: Range = (0.8, 1.2)
+    hue: float = 0.2
+    shuffle: float = 0.5
+    gray: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.blur or any(size < 1 or size % 2 == 0 for size in self.blur):
+            raise ValueError(f'photometric.blur must list odd kernel sizes, got {self.blur}')
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    location: float = 1.0
+    location_score_power: float = 0.0
+    descriptor: Literal['triplet', 'infonce', 'none'] = 'triplet'
+    descriptor_weight: float = 2.0
+    infonce_steps: int = 0
+    score: float = 1.0
+    io: float = 1.0
+    match_distance: float = 4.0
+    margin: float = 0.2
+    relaxation: float = 8.0
+    temperature: float = 0.07
+    io_points: int = 300
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    batch: int = 8
+    learning_rate: float = 1e-3
+    schedule: Literal['constant', 'halve', 'cosine'] = 'halve'
+    halve_at: float = 0.8
+    final_share: float = 0.01
+    warmup_steps: int = 0
+    gradient_clip: float = 0.0
+    epochs: float = 50.0
+    steps: int = 0
+    ema: float = 0.0
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    device: str = 'auto'
+    threads: int = 0
+    workers: int = 1
+    cache_gb: float = 2.0
+    channels_last: bool = True
+    precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
+    compile: bool = False
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    log_every: int = 20
+    validate_every: int = 500
+    validation_photographs: int = 64
+    pictures: int = 2
+    checkpoint_minutes: float = 5.0
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    pairs: PairsConfig = field(default_factory=PairsConfig)
+    photometric: PhotometricConfig = field(default_factory=PhotometricConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    seed: int = 42
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_config(path: str | Path) -> TrainingConfig:
+    """Read a YAML file; a value that it does not give is the paper's."""
+    try:
+        text = Path(path).read_text(encoding='utf-8')
+        return config_from_dict(yaml.safe_load(text) or {})
+    except OSError as error:
+        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
+    except UnicodeDecodeError as error:
+        raise FileError(f'{path} is not a text file') from error
+    except yaml.YAMLError as error:
+        reason = ' '.join(str(error).split())
+        raise FileError(f'{path} is not YAML: {reason}') from error
+    except ValueError as error:
+        raise FileError(f'{path} cannot be used: {error}') from error
+
+
+def config_from_dict(values: Any) -> TrainingConfig:
+    config: TrainingConfig = _build(TrainingConfig, values, '')
+    return config
+
+
+def override(config: TrainingConfig, assignments: list[str]) -> TrainingConfig:
+    """Apply 'loss.descriptor=infonce' and the like, in order."""
+    for assignment in assignments:
+        name, equals, text = assignment.partition('=')
+        if not equals:
+            raise ValueError(f"'{assignment}' is not an assignment, such as loss.descriptor=infonce")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"'{text}' is not a value for {name}") from None
+        config = _assign(config, name.strip().split('.'), value, '')
+    return config
+
+
+def _assign(config: Any, names: list[str], value: Any, prefix: str) -> Any:
+    first, rest = names[0], names[1:]
+    hints = get_type_hints(type(config))
+    path = f'{prefix}{first}'
+    if first not in hints:
+        raise ValueError(_unknown(path, list(hints)))
+    if rest:
+        part = getattr(config, first)
+        if not is_dataclass(part):
+            raise ValueError(f'{path} is a value, it has no {".".join(rest)}')
+        return replace(config, **{first: _assign(part, rest, value, f'{path}.')})
+    return replace(config, **{first: _build(hints[first], value, path)})
+
+
+def _build(wanted: Any, value: Any, path: str) -> Any:
+    """`value` as the wanted type, or a ValueError that names the setting."""
+    if is_dataclass(wanted):
+        if not isinstance(value, dict):
+            raise ValueError(f'{path or "the configuration"} must be a group of settings')
+        hints = get_type_hints(wanted)
+        prefix = f'{path}.' if path else ''
+        for name in value:
+            if name not in hints:
+                raise ValueError(_unknown(f'{prefix}{name}', list(hints)))
+        built = {name: _build(hints[name], v, f'{prefix}{name}') for name, v in value.items()}
+        return wanted(**built)  # type: ignore[operator]
+    origin = get_origin(wanted)
+    if origin is Literal:
+        if value not in get_args(wanted):
+            choices = ', '.join(map(str, get_args(wanted)))
+            raise ValueError(f'{path} must be one of {choices}, got {value!r}')
+        return value
+    if origin is tuple:
+        return _build_tuple(get_args(wanted), value, path)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _build(get_args(wanted)[0], value, path)
+    if wanted is float and isinstance(value, str):
+        value = _number(value)  # YAML 1.1 reads 1e-3 as text
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
+        raise ValueError(f'{path} must be {_NAMES[wanted]}, got {value!r}')
+    return value
+
+
+def _build_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f'{path} must be a list, got {value!r}')
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        return tuple(_build(kinds[0], item, f'{path}[{i}]') for i, item in enumerate(value))
+    if len(value) != len(kinds):
+        raise ValueError(f'{path} must have {len(kinds)} values, got {value!r}')
+    return tuple(
+        _build(kind, item, f'{path}[{i}]')
+        for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )
+
+
+_NAMES = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text'}
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _unknown(path: str, known: list[str]) -> str:
+    return f"there is no setting '{path}', only {', '.join(known)}"

@@ -1,0 +1,64 @@
+"""One process or many: `torchrun` starts them, this joins them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(minutes=5)  # a silent process counts as dead after it; validation takes less
+
+
+@dataclass(frozen=True)
+class Processes:
+    rank: int
+    count: int
+    device: torch.device
+
+    def agree(self, seconds: float, stop: bool) -> tuple[float, bool]:
+        """The first process's time, and whether any wants to stop: all must do the same step."""
+        if self.count == 1:
+            return seconds, stop
+        message = torch.tensor(
+            [seconds if self.rank == 0 else 0.0, float(stop)],
+            dtype=torch.float64,
+            device=self.device,
+        )
+        dist.all_reduce(message)
+        return message[0].item(), message[1].item() > 0
+
+
+@contextmanager
+def join_processes(device: str) -> Iterator[Processes]:
+    """What torchrun's environment says; a single process without it."""
+    count = int(os.environ.get('WORLD_SIZE', '1'))
+    rank = int(os.environ.get('RANK', '0'))
+    where = choose_device(device, int(os.environ.get('LOCAL_RANK', '0')))
+    if count == 1:
+        yield Processes(0, 1, where)
+        return
+    dist.init_process_group('nccl' if where.type == 'cuda' else 'gloo', timeout=TIMEOUT)
+    try:
+        yield Processes(rank, count, where)
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    if name == 'auto':
+        name = 'cuda' if torch.cuda.is_available() else 'cpu'
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"there is no device '{name}': auto, cpu, or cuda") from None
+    if device.type == 'cuda':
+        if not torch.cuda.is_available():
+            raise ValueError('this machine has no usable CUDA device: set compute.device=cpu')
+        device = torch.device('cuda', local_rank if device.index is None else device.index)
+        torch.cuda.set_device(device)
+    return device

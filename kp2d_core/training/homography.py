@@ -1,0 +1,78 @@
+"""Homographies, always named by direction. Coordinates are pixels, (0, 0) a pixel's centre."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.images import Size
+from kp2d_core.training.config import HomographyConfig
+
+Matrix = NDArray[np.float64]  # 3x3
+
+ROTATION_DRAWS = 20  # until one fits into the target; then the patch is not rotated
+
+
+def sample_source_to_target(
+    random: np.random.Generator, size: Size, config: HomographyConfig
+) -> Matrix:
+    """A homography that takes pixels of the source to those of the target, both of `size`.
+
+    Where the source's four corners come to lie in the target is what is drawn: a centred patch of
+    `crop` of the target, made a symmetric trapezium in both directions, scaled, rotated, moved.
+    With `inside`, they all stay in the target; else up to `shift` pixels from the middle.
+    """
+    width, height = size
+    half = np.array([(width - 1) / 2, (height - 1) / 2])
+    corners = np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
+    trapezium = random.uniform(-config.perspective, config.perspective, 2)
+    patch = corners * (1 + trapezium * corners[:, ::-1])
+    patch *= config.crop * random.uniform(*config.scale) * half
+    if config.inside:
+        patch = _shrink_into(patch, half)
+        for _ in range(ROTATION_DRAWS):
+            rotated = _rotate(patch, random.uniform(-config.rotation, config.rotation))
+            if (_extent(rotated) <= half).all():
+                patch = rotated
+                break
+        patch -= (patch.max(axis=0) + patch.min(axis=0)) / 2
+        patch += random.uniform(-1, 1, 2) * (half - _extent(patch))
+    else:
+        patch = _rotate(patch, random.uniform(-config.rotation, config.rotation))
+        patch += random.uniform(-config.shift, config.shift, 2)
+    return corners_to_corners(half + corners * half, half + patch)
+
+
+def corners_to_corners(source: Matrix, target: Matrix) -> Matrix:
+    """The homography that takes four source points (4, 2) to four target points."""
+    return np.asarray(
+        cv2.getPerspectiveTransform(source.astype(np.float32), target.astype(np.float32)),
+        np.float64,
+    )
+
+
+def warp_points(matrix: Matrix, points: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Points (N, 2) taken through the homography."""
+    homogeneous = np.column_stack([points, np.ones(len(points))]) @ matrix.T
+    return np.asarray(homogeneous[:, :2] / homogeneous[:, 2:], np.float64)
+
+
+def resized_to_given(given: Size, resized: Size) -> Matrix:
+    """Pixels of an image resized from `given` to `resized`, as cv2.resize does it, back to it."""
+    sx, sy = given[0] / resized[0], given[1] / resized[1]
+    return np.array([[sx, 0, (sx - 1) / 2], [0, sy, (sy - 1) / 2], [0, 0, 1.0]])
+
+
+def _rotate(points: Matrix, degrees: float) -> Matrix:
+    c, s = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
+    return points @ np.array([[c, s], [-s, c]])
+
+
+def _extent(points: Matrix) -> Matrix:
+    """Half the width and height of the points' bounding box."""
+    return np.asarray((points.max(axis=0) - points.min(axis=0)) / 2)
+
+
+def _shrink_into(points: Matrix, half: Matrix) -> Matrix:
+    return points * min(1.0, float((half / _extent(points)).min()))

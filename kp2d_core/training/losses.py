@@ -1,0 +1,257 @@
+"""The losses of the paper (section 3) and two additions, batched over images.
+
+Each is the mean over images of a mean over that image's points, so the loss of a batch is the
+mean of the losses of its parts, on however many processes they are. An image without a valid
+point adds 0. B images, N cells (points) each; `valid` masks are (B, N) bool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kp2d_core.architecture import CELL
+from kp2d_core.networks import IONet, Maps
+from kp2d_core.networks.geometry import sample_descriptors, to_grid
+from kp2d_core.training.config import LossConfig
+
+FAR = 1e4  # beyond every distance, in pixels or in descriptor space
+
+
+def distance(difference: Tensor) -> Tensor:
+    """Euclidean norm of the last dimension, with gradient 0 (not NaN) where it is 0."""
+    return (difference.square().sum(-1) + 1e-12).sqrt()
+
+
+def descriptor_distance(similarity: Tensor) -> Tensor:
+    """Of unit vectors with this dot product; its gradient stays finite at 1."""
+    return (2 - 2 * similarity).clamp_min(1e-6).sqrt()
+
+
+def masked_mean(values: Tensor, valid: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean over images of the (weighted) mean over their valid points; (B, N) -> ()."""
+    chosen = valid.to(values.dtype) if weights is None else weights * valid
+    # `where`, not a product: what is not valid may be infinite.
+    total = torch.where(valid, values * chosen, 0).sum(-1)
+    return (total / chosen.sum(-1).clamp_min(1e-6)).mean()
+
+
+def warp(points: Tensor, matrices: Tensor) -> Tensor:
+    """Points (B, N, 2) through homographies (B, 3, 3); what lies behind the camera goes far off."""
+    warped = points @ matrices[:, :, :2].transpose(1, 2) + matrices[:, None, :, 2]
+    depth = warped[..., 2:]
+    front = depth > 1e-3
+    return torch.where(front, warped[..., :2] / torch.where(front, depth, 1), -FAR)
+
+
+@dataclass(frozen=True)
+class Association:
+    """Source points in the target, and the target point nearest to each."""
+
+    warped: Tensor  # (B, N, 2) source points in pixels of the target
+    visible: Tensor  # (B, N) not in the border ring, and inside the target
+    nearest: Tensor  # (B, N) index of the nearest target point
+    distance: Tensor  # (B, N) to it, in pixels
+    valid: Tensor  # (B, N) visible, and near enough to count as the same point
+
+
+def associate(
+    source: Tensor, target: Tensor, matrices: Tensor, cells: tuple[int, int], threshold: float
+) -> Association:
+    """Pair source points (B, N, 2) with target points by position. `cells` is (rows, columns)."""
+    rows, columns = cells
+    warped = warp(source, matrices)
+    with torch.no_grad():
+        edge = warped.new_tensor([CELL * columns - 1, CELL * rows - 1])
+        inside = ((warped > 0) & (warped < edge)).all(-1)
+        visible = inside & inner_cells(rows, columns, source.device)
+        nearest = torch.cdist(
+            warped, target, compute_mode='donot_use_mm_for_euclid_dist'
+        ).argmin(-1)
+    partner = target.gather(1, nearest[..., None].expand(-1, -1, 2))
+    apart = distance(warped - partner)
+    return Association(warped, visible, nearest, apart, visible & (apart.detach() < threshold))
+
+
+def inner_cells(rows: int, columns: int, device: torch.device) -> Tensor:
+    """(1, rows * columns) bool: all but the outermost ring."""
+    inner = torch.zeros(rows, columns, dtype=torch.bool, device=device)
+    inner[1:-1, 1:-1] = True
+    return inner.reshape(1, -1)
+
+
+def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Equation 2: how far warped source points are from their target points, in pixels."""
+    return masked_mean(apart, valid, weights)
+
+
+def excluded(warped: Tensor, visible: Tensor, relaxation: float) -> Tensor:
+    """(B, N, N): point j cannot be a negative for point i, it is invisible or within the square."""
+    near = (warped[:, :, None] - warped[:, None]).abs().amax(-1) <= relaxation
+    return near | ~visible[:, None, :]
+
+
+def triplet_loss(similarity: Tensor, visible: Tensor, excluded: Tensor, margin: float) -> Tensor:
+    """Equation 3: anchor i, positive i, and the hardest negative j of those not excluded.
+
+    similarity[b, i, j] is that of source descriptor i and the target's at warped point j.
+    """
+    positive = descriptor_distance(similarity.diagonal(dim1=1, dim2=2))
+    hardest = similarity.masked_fill(excluded, -FAR).amax(-1)
+    negative = descriptor_distance(hardest)
+    usable = visible & (hardest > -FAR)
+    return masked_mean((positive - negative + margin).clamp_min(0), usable)
+
+
+def infonce_loss(
+    similarity: Tensor, visible: Tensor, excluded: Tensor, temperature: float
+) -> Tensor:
+    """Symmetric softmax cross-entropy: among all not excluded, the positive must stand out."""
+    positive = torch.eye(similarity.shape[1], dtype=torch.bool, device=similarity.device)
+    logits = (similarity / temperature).masked_fill(excluded & ~positive, -FAR)
+    wanted = logits.diagonal(dim1=1, dim2=2)
+    # The square is symmetric, but of the rows too only the visible may compete.
+    backward = logits.masked_fill(~visible[:, :, None] & ~positive, -FAR)
+    forward_loss = logits.logsumexp(2) - wanted
+    backward_loss = backward.logsumexp(1) - wanted
+    return masked_mean((forward_loss + backward_loss) / 2, visible)
+
+
+def recall(similarity: Tensor, visible: Tensor, excluded: Tensor) -> Tensor:
+    """Share of visible points whose own descriptor beats all others that are not excluded."""
+    with torch.no_grad():
+        hardest = similarity.masked_fill(excluded, -FAR).amax(-1)
+        hit = similarity.diagonal(dim1=1, dim2=2) > hardest
+        return masked_mean(hit.to(similarity.dtype), visible)
+
+
+def score_loss(
+    source_scores: Tensor, target_scores: Tensor, sampled: Tensor, association: Association
+) -> Tensor:
+    """Equation 4: points nearer than the average earn a score; both images give the same one.
+
+    `target_scores` are those of the nearest target points, `sampled` the target's score map at
+    the warped source points; all (B, N).
+    """
+    valid = association.valid
+    count = valid.sum(-1, keepdim=True).clamp_min(1)
+    average = torch.where(valid, association.distance, 0).sum(-1, keepdim=True) / count
+    merit = (source_scores + target_scores) / 2 * (association.distance - average)
+    difference = (source_scores - sampled).square()
+    return masked_mean(merit, valid) + masked_mean(difference, association.visible)
+
+
+def sample_scores(scores: Tensor, points: Tensor) -> Tensor:
+    """The score map (B, 1, Hc, Wc) between cell centres at pixels (B, N, 2): (B, N)."""
+    rows, columns = scores.shape[-2:]
+    in_cells = (points - (CELL - 1) / 2) / CELL
+    grid = to_grid(in_cells, (rows, columns))[:, :, None]
+    values = F.grid_sample(scores, grid, padding_mode='border', align_corners=True)
+    return values[:, 0, :, 0]
+
+
+def io_loss(
+    io_net: IONet,
+    source: Maps,
+    target: Maps,
+    matrices: Tensor,
+    points: int,
+    threshold: float,
+) -> Tensor:
+    """Equation 5 on the lowest-scored points: IO-Net tells inliers from outliers.
+
+    Source points are matched by descriptor. Gradients reach locations and descriptors through
+    what IO-Net sees: both positions and the descriptor distance.
+    """
+    size = (CELL * source.scores.shape[-2], CELL * source.scores.shape[-1])
+    source_points = lowest_scored(source, points)
+    target_points = lowest_scored(target, points)
+    source_descriptors = sample_descriptors(source.descriptors, source_points, size)
+    target_descriptors = sample_descriptors(target.descriptors, target_points, size)
+    similarity = source_descriptors @ target_descriptors.transpose(1, 2)
+    best, match = similarity.max(-1)
+    matched = target_points.gather(1, match[..., None].expand(-1, -1, 2))
+
+    with torch.no_grad():
+        apart = distance(warp(source_points, matrices) - matched)
+        inlier = apart < threshold
+        label = torch.where(inlier, 1.0, -1.0)
+        informative = inlier.any(-1, keepdim=True).expand_as(inlier)
+    seen = torch.cat(
+        [
+            to_grid(source_points, size),
+            to_grid(matched, size),
+            descriptor_distance(best)[..., None],
+        ],
+        dim=-1,
+    )
+    answer = io_net(seen.transpose(1, 2))
+    return masked_mean((answer - label).square() / 2, informative)
+
+
+def lowest_scored(maps: Maps, points: int) -> Tensor:
+    """The (B, K, 2) keypoints with the lowest scores; the border ring, 0 by decree, not counted."""
+    rows, columns = maps.scores.shape[-2:]
+    inner = inner_cells(rows, columns, maps.scores.device)
+    scores = maps.scores.detach().flatten(1).masked_fill(~inner, FAR)
+    count = min(points, (rows - 2) * (columns - 2))
+    chosen = scores.topk(count, largest=False).indices
+    flat = maps.keypoints.flatten(2).transpose(1, 2)
+    return flat.gather(1, chosen[..., None].expand(-1, -1, 2))
+
+
+def total_loss(
+    source: Maps, target: Maps, matrices: Tensor, io_net: IONet, config: LossConfig, step: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum, and each part (detached) under its name, with the recall."""
+    rows, columns = source.scores.shape[-2:]
+    size = (CELL * rows, CELL * columns)
+    source_points = source.keypoints.flatten(2).transpose(1, 2)
+    target_points = target.keypoints.flatten(2).transpose(1, 2)
+    source_scores, target_scores = source.scores.flatten(1), target.scores.flatten(1)
+    pairing = associate(
+        source_points, target_points, matrices, (rows, columns), config.match_distance
+    )
+
+    weights = None
+    if config.location_score_power:
+        weights = source_scores.detach() ** config.location_score_power
+    parts = {'location': location_loss(pairing.distance, pairing.valid, weights)}
+    total = config.location * parts['location']
+
+    if config.score:
+        parts['score'] = score_loss(
+            source_scores,
+            target_scores.gather(1, pairing.nearest),
+            sample_scores(target.scores, pairing.warped.detach()),
+            pairing,
+        )
+        total = total + config.score * parts['score']
+
+    # Positions are detached: a descriptor loss must not move points to where describing is easy.
+    warped = pairing.warped.detach()
+    anchors = sample_descriptors(source.descriptors, source_points.detach(), size)
+    positives = sample_descriptors(target.descriptors, warped, size)
+    similarity = anchors @ positives.transpose(1, 2)
+    barred = excluded(warped, pairing.visible, config.relaxation)
+    if config.descriptor != 'none' and config.descriptor_weight:
+        if config.descriptor == 'infonce' or step < config.infonce_steps:
+            loss = infonce_loss(similarity, pairing.visible, barred, config.temperature)
+        else:
+            loss = triplet_loss(similarity, pairing.visible, barred, config.margin)
+        parts['descriptor'] = loss
+        total = total + config.descriptor_weight * loss
+
+    if config.io:
+        parts['io'] = io_loss(
+            io_net, source, target, matrices, config.io_points, config.match_distance
+        )
+        total = total + config.io * parts['io']
+
+    parts = {name: value.detach() for name, value in parts.items()}
+    parts['total'] = total.detach()
+    parts['recall'] = recall(similarity, pairing.visible, barred)
+    return total, parts

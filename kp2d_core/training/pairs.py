@@ -1,0 +1,195 @@
+"""Pairs of views of one photograph with the homography between them.
+
+A pair is a function of the seed and its number alone, so the position in the data is a step
+number: resuming is exact, and any number of processes share the work without talking.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+
+from kp2d_core.images import Image, Size, size_of
+from kp2d_core.training.config import PairsConfig, TrainingConfig
+from kp2d_core.training.homography import Matrix, resized_to_given, sample_source_to_target
+from kp2d_core.training.photographs import Photographs
+from kp2d_core.training.photometric import change_light, sample_shared_colour
+
+ALIASING = 1.2  # photograph pixels per view pixel from which the photograph is shrunk first
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Views of B photographs; `source_to_target` takes source pixels to target pixels."""
+
+    images: Tensor  # (2B, H, W, 3) uint8: B sources, then their B targets
+    source_to_target: Tensor  # (B, 3, 3) float32
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(
+            self.images.to(device, non_blocking=True),
+            self.source_to_target.to(device, non_blocking=True),
+        )
+
+
+def make_pair(
+    photograph: Image, random: np.random.Generator, config: TrainingConfig, *, mild: bool
+) -> tuple[Image, Image, Matrix]:
+    """Source view, target view, and the homography from source to target."""
+    pairs = config.pairs
+    size = pairs.width, pairs.height
+    target_to_photograph = sample_target_view(random, size_of(photograph), pairs)
+    source_to_target = sample_source_to_target(random, size, pairs.mild if mild else pairs.strong)
+    source = render(photograph, target_to_photograph @ source_to_target, size)
+    target = render(photograph, target_to_photograph, size)
+    if random.random() < pairs.swap:
+        source, target = target, source
+        source_to_target = np.linalg.inv(source_to_target)
+
+    shared = sample_shared_colour(random, config.photometric)
+    source = change_light(random, source, shared, config.photometric)
+    target = change_light(random, target, shared, config.photometric)
+    return source, target, source_to_target / source_to_target[2, 2]
+
+
+def sample_target_view(random: np.random.Generator, photograph: Size, pairs: PairsConfig) -> Matrix:
+    """The matrix from pixels of the target view to those of the photograph."""
+    size = pairs.width, pairs.height
+    if pairs.framing == 'whole':
+        to_photograph = resized_to_given(photograph, size)
+    else:
+        zoom = random.uniform(*pairs.short_side) / min(photograph)
+        zoom = max(zoom, size[0] / photograph[0], size[1] / photograph[1])
+        room = np.array(photograph) * zoom - size
+        corner = random.uniform(0, np.maximum(room, 0))
+        offset = (corner + 0.5) / zoom - 0.5  # pixel centres, as cv2.resize has them
+        to_photograph = np.array(
+            [[1 / zoom, 0, offset[0]], [0, 1 / zoom, offset[1]], [0, 0, 1.0]]
+        )
+    if random.random() < pairs.flip:
+        to_photograph = to_photograph @ np.array([[-1, 0, size[0] - 1], [0, 1, 0], [0, 0, 1.0]])
+    return to_photograph
+
+
+def render(photograph: Image, view_to_photograph: Matrix, size: Size) -> Image:
+    """The view of `size`, bilinear; beyond the photograph's edge, its mirror image."""
+    shrink = pixels_per_view_pixel(view_to_photograph, size)
+    if shrink > ALIASING:
+        given = size_of(photograph)
+        reduced = max(1, round(given[0] / shrink)), max(1, round(given[1] / shrink))
+        photograph = np.asarray(
+            cv2.resize(photograph, reduced, interpolation=cv2.INTER_AREA), np.uint8
+        )
+        view_to_photograph = np.linalg.inv(resized_to_given(given, reduced)) @ view_to_photograph
+    view = cv2.warpPerspective(
+        photograph,
+        view_to_photograph,
+        size,
+        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_REFLECT_101,
+    )
+    return np.asarray(view, np.uint8)
+
+
+def pixels_per_view_pixel(view_to_photograph: Matrix, size: Size) -> float:
+    """How far apart, in the photograph, neighbouring pixels in the middle of the view are."""
+    x, y = (size[0] - 1) / 2, (size[1] - 1) / 2
+    u, v, w = view_to_photograph @ np.array([x, y, 1.0])
+    jacobian = (
+        view_to_photograph[:2, :2] * w - np.outer([u, v], view_to_photograph[2, :2])
+    ) / w**2
+    return float(np.sqrt(abs(np.linalg.det(jacobian))))
+
+
+def mild_share_at(step: int, schedule: tuple[tuple[int, float], ...]) -> float:
+    """The share of mild pairs: straight lines between the schedule's [step, share] points."""
+    steps, shares = zip(*schedule, strict=True)
+    return float(np.interp(step, steps, shares))
+
+
+class PairSource:
+    """Pairs by number: number n is made from the photograph that epoch n // count shuffles there."""
+
+    def __init__(self, photographs: Photographs, config: TrainingConfig) -> None:
+        self.photographs, self.config = photographs, config
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def pair(self, number: int) -> tuple[Image, Image, Matrix]:
+        epoch, place = divmod(number, len(self.photographs))
+        photograph = self.photographs[int(self._shuffled(epoch)[place])]
+        random = np.random.default_rng([self.config.seed, 1, number])
+        step = number // self.config.optimizer.batch
+        mild = random.random() < mild_share_at(step, self.config.pairs.mild_share)
+        return make_pair(photograph, random, self.config, mild=mild)
+
+    def batch(self, first: int, count: int) -> Batch:
+        made = [self.pair(number) for number in range(first, first + count)]
+        sources, targets, matrices = zip(*made, strict=True)
+        return Batch(
+            torch.from_numpy(np.stack(sources + targets)),
+            torch.from_numpy(np.stack(matrices).astype(np.float32)),
+        )
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        known, order = self._order  # one tuple, so that threads never see half of a change
+        if known != epoch:
+            random = np.random.default_rng([self.config.seed, 0, epoch])
+            order = random.permutation(len(self.photographs))
+            self._order = epoch, order
+        return order
+
+
+class BatchStream:
+    """The batches of one process, from a step on, made ahead by threads.
+
+    A step takes `optimizer.batch` pairs over all processes; each makes its own part of them.
+    """
+
+    def __init__(
+        self, source: PairSource, first_step: int, *, rank: int = 0, processes: int = 1
+    ) -> None:
+        total = source.config.optimizer.batch
+        if total % processes:
+            raise ValueError(f'optimizer.batch ({total}) must divide by {processes} processes')
+        self.source, self.step = source, first_step
+        self.total, self.share = total, total // processes
+        self.offset = rank * self.share
+        self.waited = 0.0  # seconds that the consumer spent waiting
+        workers = source.config.compute.workers
+        self._pool = ThreadPoolExecutor(workers, 'pairs') if workers else None
+        self._ahead: deque[Future[Batch]] = deque()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        begin = perf_counter()
+        if self._pool is None:
+            batch = self._make(self.step)
+        else:
+            wanted = self.source.config.compute.workers + 2
+            while len(self._ahead) < wanted:
+                step = self.step + len(self._ahead)
+                self._ahead.append(self._pool.submit(self._make, step))
+            batch = self._ahead.popleft().result()
+            # The next one is ordered now, not when it is needed.
+            step = self.step + 1 + len(self._ahead)
+            self._ahead.append(self._pool.submit(self._make, step))
+        self.step += 1
+        self.waited += perf_counter() - begin
+        return batch
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _make(self, step: int) -> Batch:
+        return self.source.batch(step * self.total + self.offset, self.share)

@@ -1,0 +1,114 @@
+"""The state of a run in one safetensors file: everything that the next step depends on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kp2d_core.errors import FileError
+from kp2d_core.files import atomic_write
+from kp2d_core.training.config import TrainingConfig, config_from_dict
+from kp2d_core.training.model import MovingAverage, TrainingModel
+
+FORMAT = 'kp2d training state'
+
+
+@dataclass
+class Progress:
+    """Where a run stands. The position in the data is the step."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training, over all resumed parts
+    best: float = float('-inf')  # quality of the best validation so far
+    best_step: int = -1
+    evaluation: dict[str, float] = field(default_factory=dict)  # the last validation
+
+
+def save_state(
+    path: Path,
+    config: TrainingConfig,
+    progress: Progress,
+    model: TrainingModel,
+    optimizer: torch.optim.Optimizer,
+    average: MovingAverage | None,
+) -> None:
+    """Write atomically: a crash or a full disk leaves the file that was there."""
+    tensors = {f'model.{name}': value for name, value in model.state_dict().items()}
+    for index, values in optimizer.state_dict()['state'].items():
+        for name, value in values.items():
+            tensors[f'optimizer.{index}.{name}'] = torch.as_tensor(value)
+    if average is not None:
+        tensors.update({f'average.{name}': value for name, value in average.weights.items()})
+    tensors['random.cpu'] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors['random.cuda'] = torch.cuda.get_rng_state()
+    metadata = {
+        'format': FORMAT,
+        'config': json.dumps(config.to_dict()),
+        'progress': json.dumps(vars(progress)),
+    }
+    # Weights may be in channels_last order, which the format does not know.
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with atomic_write(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:  # how the library reports a full disk
+            raise FileError(f'cannot write {path}: {error}') from error
+
+
+def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]:
+    """Configuration, progress and tensors of a run."""
+    if not path.is_file():
+        raise FileError(f'there is nothing to resume: no file {path}')
+    try:
+        with safe_open(path, framework='pt') as file:
+            metadata = file.metadata() or {}
+            if metadata.get('format') != FORMAT:
+                raise FileError(f'{path} is not the state of a training run')
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        config = config_from_dict(json.loads(metadata['config']))
+        return config, Progress(**json.loads(metadata['progress'])), tensors
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f'{path} cannot be read: {error}') from error
+
+
+def restore_state(
+    tensors: dict[str, Tensor],
+    model: TrainingModel,
+    optimizer: torch.optim.Optimizer,
+    average: MovingAverage | None,
+) -> None:
+    """Put the tensors of `read_state` back to where `save_state` found them."""
+    try:
+        model.load_state_dict(_under(tensors, 'model.'))
+        _restore_optimizer(optimizer, _under(tensors, 'optimizer.'))
+        if average is not None:
+            saved = _under(tensors, 'average.') or model.network.state_dict()
+            for name, value in average.weights.items():
+                value.copy_(saved[name])
+    except (RuntimeError, KeyError, ValueError) as error:
+        reason = str(error).split('\n')[0]
+        raise FileError(f'the saved state does not fit the configuration: {reason}') from error
+    torch.set_rng_state(tensors['random.cpu'])
+    if torch.cuda.is_available() and 'random.cuda' in tensors:
+        torch.cuda.set_rng_state(tensors['random.cuda'])
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in saved.items():
+        index, _, name = key.partition('.')
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()['param_groups']
+    optimizer.load_state_dict({'state': state, 'param_groups': groups})
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

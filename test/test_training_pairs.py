@@ -1,0 +1,216 @@
+"""Pairs: the named direction, sub-pixel accuracy on a real photograph, reproducibility."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+from skimage import data
+
+from kp2d_core.training.config import (
+    HomographyConfig,
+    PairsConfig,
+    PhotometricConfig,
+    TrainingConfig,
+)
+from kp2d_core.training.homography import (
+    resized_to_given,
+    sample_source_to_target,
+    warp_points,
+)
+from kp2d_core.training.pairs import (
+    BatchStream,
+    PairSource,
+    make_pair,
+    mild_share_at,
+    pixels_per_view_pixel,
+    render,
+    sample_target_view,
+)
+from kp2d_core.training.photographs import Photographs
+
+UNCHANGED = PhotometricConfig(0.0, (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
+CROPS = PairsConfig(
+    160,
+    128,
+    framing='crop',
+    short_side=(300, 400),
+    flip=0.5,
+    swap=0.5,
+    strong=HomographyConfig(1.0, (0.8, 1.25), 180.0, 0.2, 16.0, False),
+    mild_share=((0, 0.5),),
+)
+KINDS = {
+    'paper': TrainingConfig(photometric=UNCHANGED),
+    'crops': TrainingConfig(pairs=CROPS, photometric=UNCHANGED),
+}
+
+
+@pytest.fixture(scope='module')
+def photograph() -> np.ndarray:
+    """Blurred, so that two bilinear samplings of it agree closely wherever they are right."""
+    return cv2.GaussianBlur(data.astronaut(), (0, 0), 2.5)
+
+
+def sample(image: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Bilinear values at pixel positions, written out, so that no library's convention is trusted."""
+    low = np.floor(points).astype(int)
+    x, y = low.T
+    fx, fy = (points - low).T[:, :, None]
+    image = image.astype(float)
+    top = image[y, x] * (1 - fx) + image[y, x + 1] * fx
+    bottom = image[y + 1, x] * (1 - fx) + image[y + 1, x + 1] * fx
+    return top * (1 - fy) + bottom * fy
+
+
+def misregistration(source, target, source_to_target) -> np.ndarray:
+    """By how many pixels (x, y) the target is off from where the homography says it should be.
+
+    The shift that explains the differences best, by least squares on the target's gradients.
+    """
+    height, width = source.shape[:2]
+    grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), -1).reshape(-1, 2)
+    there = warp_points(source_to_target, grid)
+    limits = target.shape[1] - 3, target.shape[0] - 3
+    inside = ((there >= 2) & (there < limits)).all(1)
+    assert inside.mean() > 0.2
+    there, wanted = there[inside], source.reshape(-1, 3)[inside].astype(float)
+    slopes = [
+        (sample(target, there + step) - sample(target, there - step)).ravel()
+        for step in (np.array([0.5, 0]), np.array([0, 0.5]))
+    ]
+    difference = (wanted - sample(target, there)).ravel()
+    return np.linalg.lstsq(np.stack(slopes, 1), difference, rcond=None)[0]
+
+
+def test_misregistration_is_measured_rightly(photograph):
+    shift = np.array([[1, 0, 0.5], [0, 1, -0.25], [0, 0, 1]])
+    moved = render(photograph, shift, (512, 512))  # moved(x) = photograph(x + 0.5)
+    assert misregistration(moved, photograph, np.eye(3)) == pytest.approx([0.5, -0.25], abs=0.02)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('mild', [False, True])
+def test_the_homography_takes_source_pixels_to_the_same_pixels_of_the_target(
+    photograph, kind, mild
+):
+    off = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        pair = make_pair(photograph, random, KINDS[kind], mild=mild)
+        off.append(misregistration(*pair))
+    assert np.abs(off).max() < 0.05
+    assert np.abs(np.mean(off, axis=0)).max() < 0.02
+
+
+def test_the_opposite_direction_is_wrong(photograph):
+    def error(source, target, matrix):
+        points = np.random.default_rng(0).uniform([80, 60], [240, 180], (500, 2)).round()
+        there = np.clip(warp_points(matrix, points), 0, [318, 238])
+        x, y = points.astype(int).T
+        return np.abs(sample(target, there) - source[y, x]).mean()
+
+    random = np.random.default_rng(5)
+    source, target, matrix = make_pair(photograph, random, KINDS['paper'], mild=False)
+    assert error(source, target, matrix) < 2
+    assert error(target, source, matrix) > 10
+
+
+def test_a_view_larger_than_the_photograph_and_one_much_smaller_stay_registered(photograph):
+    """Enlarged by interpolation, shrunk by averaging: the same half-pixel rule must hold."""
+    for size in ((800, 640), (160, 120)):
+        view_to_photograph = resized_to_given((512, 512), size)
+        view = render(photograph, view_to_photograph, size)
+        assert np.abs(misregistration(view, photograph, view_to_photograph)).max() < 0.05
+
+
+def test_paper_homographies_keep_the_source_inside_the_target():
+    for rotation in (45.0, 180.0):
+        config = HomographyConfig(rotation=rotation)
+        corners = np.array([[0, 0], [319, 0], [319, 239], [0, 239]], float)
+        angles = []
+        for seed in range(200):
+            matrix = sample_source_to_target(np.random.default_rng(seed), (320, 240), config)
+            there = warp_points(matrix, corners)
+            assert (there > -0.01).all() and (there < [319.01, 239.01]).all()
+            top = there[1] - there[0]
+            angles.append(np.degrees(np.arctan2(top[1], top[0])))
+        assert np.max(np.abs(angles)) > 0.6 * rotation
+
+
+def test_mild_homographies_move_no_pixel_far():
+    config = TrainingConfig().pairs.mild
+    for seed in range(50):
+        matrix = sample_source_to_target(np.random.default_rng(seed), (160, 128), config)
+        centre = np.array([[79.5, 63.5]])
+        assert np.abs(warp_points(matrix, centre) - centre).max() <= 8.01
+
+
+def test_pixels_per_view_pixel():
+    assert pixels_per_view_pixel(np.diag([3.0, 3.0, 1.0]), (32, 32)) == pytest.approx(3)
+    assert pixels_per_view_pixel(np.diag([2.0, 2.0, 2.0]), (32, 32)) == pytest.approx(1)
+
+
+def test_a_photograph_smaller_than_the_view_is_enlarged():
+    view = sample_target_view(np.random.default_rng(0), (50, 40), CROPS)
+    corners = warp_points(view, np.array([[0, 0], [159, 127]]))
+    assert (corners > -0.5).all() and (corners < [49.5, 39.5]).all()
+
+
+def test_mild_share_follows_straight_lines():
+    schedule = ((0, 0.0), (100, 0.6))
+    assert mild_share_at(0, schedule) == 0
+    assert mild_share_at(50, schedule) == pytest.approx(0.3)
+    assert mild_share_at(1000, schedule) == 0.6
+
+
+@pytest.fixture(scope='module')
+def photographs() -> Photographs:
+    return Photographs([data.astronaut(), data.coffee(), data.chelsea()])
+
+
+CONFIG = TrainingConfig(pairs=CROPS)
+CONFIG = replace(CONFIG, optimizer=replace(CONFIG.optimizer, batch=4))
+
+
+def test_a_pair_depends_on_seed_and_number_alone(photographs):
+    first, second = PairSource(photographs, CONFIG), PairSource(photographs, CONFIG)
+    second.pair(0)
+    for a, b in zip(first.pair(7), second.pair(7), strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = PairSource(photographs, replace(CONFIG, seed=1)).pair(7)
+    assert not np.array_equal(first.pair(7)[0], other[0])
+
+
+def test_epochs_show_every_photograph_once_and_never_repeat_a_pair(photographs):
+    source = PairSource(photographs, CONFIG)
+    for epoch in range(3):
+        assert sorted(source._shuffled(epoch)) == [0, 1, 2]
+    views = [source.pair(number)[0].tobytes() for number in range(12)]
+    assert len(set(views)) == 12
+
+
+def test_a_stream_begun_later_gives_the_same_batches(photographs):
+    """With threads or without, from any step on."""
+    threaded = replace(CONFIG, compute=replace(CONFIG.compute, workers=3))
+    alone = replace(CONFIG, compute=replace(CONFIG.compute, workers=0))
+    whole = BatchStream(PairSource(photographs, threaded), 0)
+    expected = [next(whole).images.numpy() for _ in range(6)]
+    whole.close()
+    late = BatchStream(PairSource(photographs, alone), 4)
+    np.testing.assert_array_equal(next(late).images.numpy(), expected[4])
+    np.testing.assert_array_equal(next(late).images.numpy(), expected[5])
+
+
+def test_processes_share_a_batch(photographs):
+    joined = next(BatchStream(PairSource(photographs, CONFIG), 3))
+    parts = [
+        next(BatchStream(PairSource(photographs, CONFIG), 3, rank=rank, processes=2))
+        for rank in (0, 1)
+    ]
+    sources = np.concatenate([part.images[:2].numpy() for part in parts])
+    np.testing.assert_array_equal(sources, joined.images[:4].numpy())
+    with pytest.raises(ValueError, match='divide by 3'):
+        BatchStream(PairSource(photographs, CONFIG), 0, processes=3)
