@@ -53,5 +53,5 @@ $(READY): $(REQUIREMENTS) requirements/constraints.txt setup.py
 	    case $$other in $@|*'*') ;; *) echo "replacing $$other"; rm -rf $(VENV) ;; esac; done
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_OPTIONS) $(VENV)
 	$(PIP) $(REQUIREMENTS:%=-r %)
-	$(PIP) --no-deps --no-build-isolation --editable .
+	$(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 	touch $@

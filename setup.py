@@ -30,9 +30,9 @@ def data_files() -> list[tuple[str, list[str]]]:
     targets = {'share/ament_index/resource_index/packages': [f'resource/{p}' for p in PACKAGES]}
     for package in PACKAGES:
         targets[f'share/{package}'] = ['package.xml']
-        # The executables of `ros2 run` are links to two scripts: one is the command of its name,
-        # the other the node. Not entry points, whose shebang would be the Python that ran
-        # the build rather than that of the active environment.
+        # The executables of `ros2 run` are links to two scripts: one is the command of its
+        # name, the other the node. Not entry points, whose shebang would be the Python that
+        # ran the build rather than that of the active environment.
         targets[f'lib/{package}'] = [str(path) for path in files_below(f'lib/{package}')]
     for path in files_below('launch') + files_below('config'):
         targets.setdefault(f'share/kp2d_ros/{path.parent}', []).append(str(path))

@@ -28,11 +28,6 @@ def run(*command: str | Path, **options) -> str:
     return result.stdout
 
 
-def tracked_files() -> list[Path]:
-    names = run('git', 'ls-files', '-z', cwd=ROOT).split('\0')
-    return [Path(name) for name in names if name and (ROOT / name).exists()]
-
-
 def executables() -> dict[str, list[str]]:
     """Package -> names that `ros2 run` must know."""
     nodes = sorted(path.stem for path in (ROOT / 'kp2d_ros').glob('*_node.py'))
@@ -52,10 +47,16 @@ class Installation:
 def checkout(tmp_path_factory) -> Path:
     """The tracked files as they are now: what a clone has, and nothing that lies about."""
     directory = tmp_path_factory.mktemp('clone')
-    for path in tracked_files():
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, directory / path, follow_symlinks=False)
+    for name in run('git', 'ls-files', '-z', cwd=ROOT).strip('\0').split('\0'):
+        if (ROOT / name).exists():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, directory / name, follow_symlinks=False)
     return directory
+
+
+def files_of(checkout: Path, *directories: str) -> list[Path]:
+    found = [path for name in directories for path in (checkout / name).rglob('*')]
+    return [path.relative_to(checkout) for path in found if path.is_file()]
 
 
 def colcon(workspace: Path, checkout: Path, *options: str) -> Installation:
@@ -110,7 +111,7 @@ def test_package_xml_is_valid_and_has_the_version():
 @pytest.mark.parametrize('package', ['kp2d_core', 'kp2d_ros'])
 def test_every_command_and_node_has_an_executable(package):
     shipped = sorted(path.name for path in (ROOT / 'lib' / package).glob('*'))
-    script = {'kp2d_core': '../command', 'kp2d_ros': '../node'}[package]
+    script = {'kp2d_core': '../../scripts/command', 'kp2d_ros': '../../scripts/node'}[package]
     assert shipped == executables()[package], f'ln -s {script} lib/{package}/NAME'
 
 
@@ -128,18 +129,19 @@ def test_both_names_are_in_the_ament_index(installation):
         assert (prefix / 'share' / name / 'package.xml').is_file()
 
 
-def test_launch_and_config_files_are_shared(installation):
-    wanted = [path for path in tracked_files() if path.parts[0] in ('launch', 'config')]
+def test_launch_and_config_files_are_shared(checkout, installation):
+    wanted = files_of(checkout, 'launch', 'config')
     share = installation.prefix / 'share' / 'kp2d_ros'
     assert [path for path in wanted if not (share / path).is_file()] == []
 
 
-def test_every_module_and_its_data_are_installed(installation):
+def test_every_module_and_its_data_are_installed(checkout, installation):
     where = 'import kp2d_core, pathlib; print(pathlib.Path(kp2d_core.__file__).parents[1])'
     imported_from = Path(installation.python(where))
     workspace = installation.prefix.parents[1]
     assert workspace in imported_from.parents, 'not the installed one'
-    wanted = [path for path in tracked_files() if path.parts[0] in ('kp2d_core', 'kp2d_ros')]
+    wanted = files_of(checkout, 'kp2d_core', 'kp2d_ros')
+    assert Path('kp2d_core/detector.py') in wanted
     assert [path for path in wanted if not (imported_from / path).is_file()] == []
     name, version = 'from importlib.metadata import version', 'print(version("kp2d_ros"))'
     assert installation.python(f'{name}; {version}') == __version__
