@@ -29,13 +29,13 @@ class KeypointDetector:
         model: str | Path,
         *,
         runtime: str = 'auto',
-        precision: str = 'fp32',
+        precision: str = 'auto',
         threads: int | None = None,
     ) -> KeypointDetector:
         """A shipped model by name ('small'), a .safetensors file, or an exported .onnx model.
 
         runtime    'auto' takes the best that this machine has; see `kp2d info`
-        precision  'fp32', 'fp16' or 'int8', where the runtime can
+        precision  'fp32', 'fp16' or 'int8'; 'auto': fp32, or what the exported model has
         threads    of the CPU; None leaves it to the runtime
         """
         return cls(open_runtime(model, runtime=runtime, precision=precision, threads=threads))

@@ -39,7 +39,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         '--runtime', default='auto', help='what runs it; `kp2d info` lists what this machine has'
     )
-    group.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
+    group.add_argument(
+        '--precision', default='auto', help='fp32, fp16, int8, or auto: fp32, or as exported'
+    )
     group.add_argument(
         '--threads', type=positive, help='CPU threads (default: the runtime decides)'
     )

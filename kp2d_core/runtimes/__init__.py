@@ -2,43 +2,118 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from kp2d_core.export.source import ModelSource, missing_onnx, open_source
+from kp2d_core.runtimes.cuda import cuda_device
+from kp2d_core.runtimes.protocol import Outputs, Runtime, RuntimeStatus
 
-from kp2d_core.checkpoint import find_checkpoint, load_checkpoint
-from kp2d_core.images import Size
+__all__ = ['Outputs', 'Runtime', 'RuntimeStatus', 'available_runtimes', 'open_runtime']
 
-# keypoints (B, K, 2) in pixels of the input, scores (B, K) descending, descriptors (B, K, D) unit
-Outputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
-
-
-class Runtime(Protocol):
-    """Runs KeyPointNet on uint8 images and keeps the `top_k` cells with the highest scores."""
-
-    name: str  # as in `KeypointDetector.load(runtime=...)`
-    description: str  # library, version, device and precision, for people
-    descriptor_size: int
-    fixed_size: Size | None  # (width, height) if it can run at one size only
-
-    def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
-        """Images (B, H, W, 3) RGB, H and W multiples of 8; K = min(top_k, what it can)."""
-        ...
+RUNTIMES = ('tensorrt', 'openvino', 'onnxruntime', 'torch')  # the fastest first
+TENSORRT_PACKAGES = ('tensorrt', 'tensorrt_rtx')
 
 
 def open_runtime(
     model: str | Path,
     *,
     runtime: str = 'auto',
-    precision: str = 'fp32',
+    precision: str = 'auto',
     threads: int | None = None,
 ) -> Runtime:
-    """The runtime of that name with the model loaded; 'auto' takes the best one there is."""
-    checkpoint = load_checkpoint(find_checkpoint(model))
-    if runtime not in ('auto', 'torch'):
-        raise ValueError(f"there is no runtime '{runtime}'")
+    """The runtime of that name with the model loaded; 'auto' takes the best one there is.
+
+    `precision` 'auto' means fp32, or what an exported file has.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f'threads must be 1 or more, got {threads}')
+    status, reason = choose_runtime(runtime)
+    source = open_source(model, precision)
+    opened = _OPENERS[status.name](source, threads)
+    opened.reason = reason
+    return opened
+
+
+def available_runtimes() -> list[RuntimeStatus]:
+    """All runtimes, the fastest first, with what this machine says to each."""
+    return [_status(name) for name in RUNTIMES]
+
+
+def choose_runtime(wanted: str = 'auto') -> tuple[RuntimeStatus, str]:
+    """The runtime to use, and why; a ValueError that says what is missing if there is none."""
+    if wanted not in ('auto', *RUNTIMES):
+        raise ValueError(f"there is no runtime '{wanted}': it is auto, {', '.join(RUNTIMES)}")
+    if wanted != 'auto':
+        status = _status(wanted)
+        if not status.available:
+            raise ValueError(f'runtime {wanted} cannot be used here: {status.detail}')
+        return status, 'asked for'
+    passed_over: list[str] = []
+    for name in RUNTIMES:
+        status = _status(name)
+        if status.available:
+            return status, '; '.join([f'the fastest here ({status.detail})', *passed_over])
+        passed_over.append(f'{name}: {status.detail}')
+    raise ValueError('no runtime is installed: pip install openvino onnx')
+
+
+def _status(name: str) -> RuntimeStatus:
+    packages = TENSORRT_PACKAGES if name == 'tensorrt' else (name,)
+    package = next((p for p in packages if importlib.util.find_spec(p)), None)
+    if package is None:
+        return RuntimeStatus(name, False, f'not installed: pip install {_INSTALL[name]}')
+    version = f'{package} {importlib.metadata.version(package)}'
+    if name == 'tensorrt':
+        device = cuda_device()
+        if not device.available:
+            return RuntimeStatus(name, False, f'{version}, but {device.problem}')
+        return RuntimeStatus(name, True, f'{version} on {device.name}')
+    if name != 'torch' and importlib.util.find_spec('onnx') is None:
+        return RuntimeStatus(name, False, f'{version}, but {missing_onnx()}')
+    return RuntimeStatus(name, True, version)
+
+
+def _open_tensorrt(source: ModelSource, threads: int | None) -> Runtime:
+    from kp2d_core.runtimes.tensorrt import TensorRTRuntime
+
+    return TensorRTRuntime(source)
+
+
+def _open_openvino(source: ModelSource, threads: int | None) -> Runtime:
+    from kp2d_core.runtimes.openvino import OpenVINORuntime
+
+    return OpenVINORuntime(source, threads=threads)
+
+
+def _open_onnxruntime(source: ModelSource, threads: int | None) -> Runtime:
+    from kp2d_core.runtimes.onnxruntime import OnnxRuntime
+
+    return OnnxRuntime(source, threads=threads)
+
+
+def _open_torch(source: ModelSource, threads: int | None) -> Runtime:
+    if source.checkpoint is None:
+        raise ValueError('torch runs .safetensors models, not exported graphs')
+    if source.precision != 'fp32':
+        raise ValueError(f'torch runs fp32 only, not {source.precision}: take another runtime')
     from kp2d_core.runtimes.torch import TorchRuntime
 
-    return TorchRuntime(checkpoint, threads=threads)
+    return TorchRuntime(source.checkpoint, threads=threads)
+
+
+_OPENERS: dict[str, Callable[[ModelSource, int | None], Runtime]] = {
+    'tensorrt': _open_tensorrt,
+    'openvino': _open_openvino,
+    'onnxruntime': _open_onnxruntime,
+    'torch': _open_torch,
+}
+
+_INSTALL = {
+    'tensorrt': 'tensorrt cuda-python onnx',
+    'openvino': 'openvino onnx',
+    'onnxruntime': 'onnxruntime onnx',
+    'torch': 'torch',
+}

@@ -10,7 +10,7 @@ from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.images import Size
 from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise, sample_descriptors
-from kp2d_core.runtimes import Outputs
+from kp2d_core.runtimes.protocol import Outputs
 
 
 def network_of(checkpoint: Checkpoint) -> KeyPointNet:
@@ -23,6 +23,7 @@ def network_of(checkpoint: Checkpoint) -> KeyPointNet:
 class TorchRuntime:
     name = 'torch'
     fixed_size: Size | None = None
+    reason = ''
 
     def __init__(
         self, checkpoint: Checkpoint, *, threads: int | None = None, device: str | None = None
@@ -30,7 +31,8 @@ class TorchRuntime:
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-        self.network = network_of(checkpoint).to(self.device, memory_format=torch.channels_last)
+        self.network = network_of(checkpoint).to(self.device)
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.descriptor_size = checkpoint.architecture.descriptor_size
         self.description = f'torch {torch.__version__} on {self.device}, fp32'
 

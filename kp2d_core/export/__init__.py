@@ -1,0 +1,1 @@
+"""The ONNX graph of KeyPointNet, written from the weights; precisions; engines."""

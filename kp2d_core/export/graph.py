@@ -1,0 +1,214 @@
+"""KeyPointNet as an ONNX graph, from a uint8 image to keypoints, scores and unit descriptors.
+
+Written from the weights, node by node: no torch, any size, and the same graph for every runtime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from kp2d_core.architecture import CELL, INPUT_MEAN, LEAKY_SLOPE
+from kp2d_core.checkpoint import Checkpoint
+from kp2d_core.export.folding import Convolution, fold
+from kp2d_core.export.metadata import metadata_of
+from kp2d_core.export.profile import Profile
+from kp2d_core.export.quantization import LEVELS, Ranges, equalise, quantize_weight
+from kp2d_core.export.sampling import MapShape, sample_patches
+from kp2d_core.export.writer import GraphWriter
+
+OUTPUTS = ('keypoints', 'scores', 'descriptors')
+
+# The least length that a descriptor is divided by, as in torch.
+TINY = 1e-12
+
+# The last layers of the heads stay in float: coordinates and scores lose too much otherwise.
+FLOAT_LAYERS = frozenset({'convDb', 'convPb'})
+
+
+def build_graph(
+    checkpoint: Checkpoint,
+    profile: Profile,
+    ranges: Ranges | None = None,
+    *,
+    dense: bool | None = None,
+) -> ModelProto:
+    """The graph of a model for one profile.
+
+    ranges  of the activations, which precision int8 needs (`quantization.py`)
+    dense   whether the last descriptor convolution runs over the whole map, then is sampled;
+            None takes the faster way. Both give the same.
+    """
+    if profile.precision == 'int8' and ranges is None:
+        raise ValueError('int8 needs the ranges of the activations: calibrate first')
+    writer = NetworkWriter(checkpoint, profile, ranges if profile.precision == 'int8' else None)
+    return writer.write(dense_is_faster(checkpoint, profile) if dense is None else dense)
+
+
+def dense_is_faster(checkpoint: Checkpoint, profile: Profile) -> bool:
+    """Whether so many keypoints are asked for that a convolution of the whole map costs less."""
+    stride = checkpoint.architecture.descriptor_stride
+    texels = (profile.height // stride) * (profile.width // stride)
+    return profile.top_k > texels * (0.1 if profile.precision == 'int8' else 0.5)
+
+
+class NetworkWriter:
+    def __init__(self, checkpoint: Checkpoint, profile: Profile, ranges: Ranges | None) -> None:
+        self.checkpoint = checkpoint
+        self.architecture = checkpoint.architecture
+        self.profile = profile
+        self.ranges = ranges
+        self.dtype = np.float16 if profile.precision == 'fp16' else np.float32
+        self.convolutions = fold(checkpoint, mono=profile.mono)
+        if ranges is not None and self.architecture.upsample:
+            self.convolutions, self.ranges = equalise(self.convolutions, ranges)
+        self.writer = GraphWriter()
+
+    def write(self, dense: bool) -> ModelProto:
+        skip, trunk = self.encode(self.enter())
+        self.find_keypoints(trunk)
+        self.describe(self.descriptor_features(trunk, skip), dense)
+
+        profile = self.profile
+        batch = 'batch' if profile.batch is None else profile.batch
+        image = [batch, profile.height, profile.width, profile.channels]
+        shapes: tuple[list[int], ...] = ([2], [], [self.architecture.descriptor_size])
+        return self.writer.model(
+            [helper.make_tensor_value_info('image', TensorProto.UINT8, image)],
+            [
+                helper.make_tensor_value_info(
+                    name, TensorProto.FLOAT, [batch, profile.top_k, *shape]
+                )
+                for name, shape in zip(OUTPUTS, shapes, strict=True)
+            ],
+            metadata_of(self.checkpoint, profile),
+        )
+
+    def enter(self) -> str:
+        """Pixels less their mean; the factor is in the weights of the first convolution."""
+        w = self.writer
+        x = w.add('Transpose', ['image'], 'planes', perm=[0, 3, 1, 2])
+        x = w.cast(x, np.float32, 'pixels')
+        if self.ranges is None:
+            x = w.add('Sub', [x, w.scalar('mean', 255 * INPUT_MEAN)], 'centred')
+            return w.cast(x, self.dtype, 'input')
+        # Less 128, a pixel is a signed byte and quantizes without loss; the bias makes up for the
+        # half by which that differs from the mean.
+        weight, bias = self.convolutions['conv1a']
+        rest = np.float32(128 - 255 * INPUT_MEAN)
+        self.convolutions['conv1a'] = Convolution(weight, bias + rest * weight.sum(axis=(1, 2, 3)))
+        return self.quantize(w.add('Sub', [x, w.scalar('mean', 128)], 'input'), LEVELS)
+
+    def encode(self, x: str) -> tuple[str, str]:
+        """Features at 1/4 of the resolution and at 1/8."""
+        x = self.convolve('conv1b', self.convolve('conv1a', x))
+        x = self.convolve('conv2b', self.convolve('conv2a', self.pool(x)))
+        skip = self.convolve('conv3b', self.convolve('conv3a', self.pool(x)))
+        return skip, self.convolve('conv4b', self.convolve('conv4a', self.pool(skip)))
+
+    def pool(self, x: str) -> str:
+        return self.writer.add('MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2])
+
+    def convolve(
+        self, name: str, x: str, *, activate: bool = True, quantize: bool = True
+    ) -> str:
+        """A convolution, its LeakyReLU, and in int8 the quantization of what comes out."""
+        w = self.writer
+        convolution = self.convolutions[name]
+        weight = self.weight(name, convolution)
+        bias = w.constant(f'{name}.bias', convolution.bias.astype(self.dtype))
+        x = w.add('Conv', [x, weight, bias], name, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        if activate:
+            x = w.add('LeakyRelu', [x], f'{name}.active', alpha=LEAKY_SLOPE)
+        if quantize and self.ranges is not None:
+            x = self.quantize(x, self.ranges[name])
+        return x
+
+    def weight(self, name: str, convolution: Convolution) -> str:
+        w = self.writer
+        if self.ranges is None or name in FLOAT_LAYERS:
+            return w.constant(f'{name}.weight', convolution.weight.astype(self.dtype))
+        codes, scales = quantize_weight(convolution.weight)
+        inputs = [
+            w.constant(f'{name}.codes', codes),
+            w.constant(f'{name}.scales', scales),
+            w.constant(f'{name}.zeros', np.zeros(len(scales), np.int8)),
+        ]
+        return w.add('DequantizeLinear', inputs, f'{name}.weight', axis=0)
+
+    def quantize(self, x: str, largest: float) -> str:
+        """Signed and symmetric, the one kind that all runtimes take."""
+        w = self.writer
+        scale = w.scalar(f'{x}.scale', largest / LEVELS)
+        zero = w.scalar(f'{x}.zero', 0, np.int8)
+        codes = w.add('QuantizeLinear', [x, scale, zero], f'{x}.codes')
+        return w.add('DequantizeLinear', [codes, scale, zero], f'{x}.quantized')
+
+    def head(self, first: str, last: str, trunk: str) -> str:
+        """Score or location head, as float32."""
+        x = self.convolve(first, trunk, quantize=False)
+        x = self.convolve(last, x, activate=False, quantize=False)
+        return self.writer.cast(x, np.float32, f'{last}.float')
+
+    def find_keypoints(self, trunk: str) -> None:
+        """The outputs `scores` and `keypoints`: the best cells, and where points lie in them."""
+        w, profile = self.writer, self.profile
+        rows, columns = profile.height // CELL, profile.width // CELL
+        x = w.add('Sigmoid', [self.head('convDa', 'convDb', trunk)], 'score_map')
+        inner = np.zeros((1, 1, rows, columns), np.float32)
+        inner[..., 1:-1, 1:-1] = 1
+        x = w.add('Mul', [x, w.constant('inner_cells', inner)], 'inner_scores')
+        x = w.add('Reshape', [x, w.indices('cell_list', [0, profile.cells])], 'cell_scores')
+        top_k = w.indices('top_k', [profile.top_k])
+        _, cells = w.add_many('TopK', [x, top_k], ['scores', 'cells'], axis=1, sorted=1)
+
+        x = self.head('convPa', 'convPb', trunk)
+        x = w.add('Reshape', [x, w.indices('cell_planes', [0, 2, profile.cells])], 'shift_planes')
+        x = w.add('Transpose', [x], 'shifts', perm=[0, 2, 1])
+        index = w.add('Unsqueeze', [cells, w.indices('axis_end', [2])], 'cell_index')
+        x = w.add('Tanh', [w.add('GatherND', [x, index], 'kept_shifts', batch_dims=1)], 'offsets')
+        reach = w.scalar('offset_range', self.architecture.offset_range)
+        x = w.add('Mul', [x, reach], 'pixel_offsets')
+        row, column = np.divmod(np.arange(profile.cells), columns)
+        centres = np.stack([column, row], axis=1).astype(np.float32) * CELL + (CELL - 1) / 2
+        centre = w.add('Gather', [w.constant('centres', centres), cells], 'kept_centres', axis=0)
+        x = w.add('Add', [centre, x], 'free_keypoints')
+        x = w.add('Max', [x, w.scalar('first_pixel', 0)], 'low_keypoints')
+        last = np.array([profile.width - 1, profile.height - 1], np.float32)
+        w.add('Min', [x, w.constant('last_pixel', last)], 'keypoints')
+
+    def descriptor_features(self, trunk: str, skip: str) -> str:
+        """The descriptor head but for its last two layers."""
+        w = self.writer
+        x = self.convolve('convFa', trunk)
+        if self.architecture.upsample:
+            x = self.convolve('convFb', x, activate=False)
+            x = w.add('DepthToSpace', [x], 'upsampled', blocksize=2, mode='CRD')
+            x = w.add('Concat', [x, skip], 'joined', axis=1)
+        return x
+
+    def describe(self, x: str, dense: bool) -> None:
+        """The output `descriptors`: the last layers, at the keypoints, at unit length."""
+        w, profile = self.writer, self.profile
+        stride = self.architecture.descriptor_stride
+        last = self.convolutions['convFbb']
+        size, channels = last.weight.shape[:2]
+        x = self.convolve('convFaa', x, quantize=dense)
+        if dense:
+            x = self.convolve('convFbb', x, activate=False, quantize=False)
+        shape = MapShape(
+            size if dense else channels,
+            profile.height // stride, profile.width // stride, profile.height, profile.width,
+        )  # fmt: skip
+        x = sample_patches(w, x, 'keypoints', shape, profile.top_k, radius=0 if dense else 1)
+        if not dense:
+            matrix = last.weight.transpose(2, 3, 1, 0).reshape(9 * channels, size)
+            x = w.cast(x, self.dtype, 'samples_cast')
+            x = w.add(
+                'MatMul', [x, w.constant('convFbb.matrix', matrix.astype(self.dtype))], 'product'
+            )
+            x = w.cast(x, np.float32, 'product_float')
+            x = w.add('Add', [x, w.constant('convFbb.bias', last.bias)], 'long_descriptors')
+        length = w.add('ReduceL2', [x], 'length', axes=[-1], keepdims=1)
+        length = w.add('Max', [length, w.scalar('tiny', TINY)], 'positive_length')
+        w.add('Div', [x, length], 'descriptors')

@@ -1,0 +1,87 @@
+"""Bilinear samples of a feature map at keypoints, each with its neighbour texels, as ONNX nodes.
+
+The last descriptor convolution is linear, and so is bilinear sampling: they commute. Sampling the
+convolution's *input* at a keypoint and its 8 neighbours and multiplying by the kernel gives what
+the convolution of the whole map, sampled once, gives, at a fraction of the work. Texels beyond the
+map count as 0, like the padding of the convolution.
+
+This is done with a gather and a product instead of GridSample: the gather reads whole texels (all
+channels of one), which is how runtimes lay out feature maps in memory anyway.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kp2d_core.export.writer import GraphWriter
+
+
+class MapShape(NamedTuple):
+    """A feature map whose corner texels are pinned to the corner pixels of an image."""
+
+    channels: int
+    height: int
+    width: int
+    image_height: int
+    image_width: int
+
+
+def sample_patches(
+    w: GraphWriter, features: str, keypoints: str, shape: MapShape, top_k: int, radius: int
+) -> str:
+    """(B, C, h, w) at (B, K, 2) pixels -> (B, K, taps * C), taps = (2 * radius + 1) ** 2.
+
+    Coordinates and weights are float32; the features may be float16.
+    """
+    taps, reach = 2 * radius + 1, 2 * radius + 2  # texels along one axis: of the kernel, touched
+    size = np.array([shape.width, shape.height], np.float32)
+    image_size = np.array([shape.image_width, shape.image_height], np.float32)
+    scale = w.constant('texels_per_pixel', (size - 1) / (image_size - 1))
+    texels = w.add('Mul', [keypoints, scale], 'texels')
+    corner = w.add('Floor', [texels], 'corner')
+    fraction = w.add('Sub', [texels, corner], 'fraction')
+
+    # The rows and columns of texels that a keypoint touches: (B, K, 2, reach), x first.
+    corner = w.add('Unsqueeze', [corner, w.indices('axis_3', [3])], 'corner_column')
+    steps = np.arange(-radius, radius + 2, dtype=np.float32)
+    wanted = w.add('Add', [corner, w.constant('steps', steps)], 'wanted')
+    known = w.add('Max', [wanted, w.scalar('first_texel', 0)], 'known_low')
+    known = w.add('Min', [known, w.constant('last_texel', size[:, None] - 1)], 'known')
+    on_map = w.cast(w.add('Equal', [known, wanted], 'is_on_map'), np.float32, 'on_map')
+
+    # How much each counts for each tap: (B, K, 2, taps, reach).
+    near, far = np.eye(taps, reach, 0, np.float32), np.eye(taps, reach, 1, np.float32)
+    fraction = w.add('Unsqueeze', [fraction, w.indices('axes_3_4', [3, 4])], 'fraction_matrix')
+    shares = w.add('Mul', [fraction, w.constant('far_less_near', far - near)], 'far_share')
+    shares = w.add('Add', [shares, w.constant('near', near)], 'shares')
+    on_map = w.add('Unsqueeze', [on_map, 'axis_3'], 'on_map_row')
+    shares = w.add('Mul', [shares, on_map], 'known_shares')
+    x_index, y_index = w.scalar('x', 0, np.int64), w.scalar('y', 1, np.int64)
+    of_x = w.add('Gather', [shares, x_index], 'shares_x', axis=2)
+    of_y = w.add('Gather', [shares, y_index], 'shares_y', axis=2)
+    of_x = w.add('Unsqueeze', [of_x, w.indices('axes_2_4', [2, 4])], 'shares_x_outer')
+    of_y = w.add('Unsqueeze', [of_y, w.indices('axes_3_5', [3, 5])], 'shares_y_outer')
+    shares = w.add('Mul', [of_y, of_x], 'patch_shares')
+    flat = w.indices('patch_matrix', [0, top_k, taps**2, reach**2])
+    shares = w.add('Reshape', [shares, flat], 'patch_weights')
+
+    # The texels themselves: (B, K, reach ** 2, C).
+    column = w.add('Gather', [known, x_index], 'column', axis=2)
+    row = w.add('Gather', [known, y_index], 'row', axis=2)
+    row = w.add('Mul', [row, w.scalar('row_length', shape.width)], 'row_start')
+    row = w.add('Unsqueeze', [row, 'axis_3'], 'row_starts')
+    column = w.add('Unsqueeze', [column, w.indices('axis_2', [2])], 'columns')
+    index = w.cast(w.add('Add', [row, column], 'texel_number'), np.int64, 'texel_index')
+    list_of_all = w.indices('texel_list', [0, top_k * reach**2, 1])
+    index = w.add('Reshape', [index, list_of_all], 'texel_indices')
+    planes = w.indices('planes_of_texels', [0, shape.channels, shape.height * shape.width])
+    x = w.add('Reshape', [features, planes], 'feature_planes')
+    x = w.add('Transpose', [x], 'feature_texels', perm=[0, 2, 1])
+    x = w.add('GatherND', [x, index], 'touched_texels', batch_dims=1)
+    x = w.cast(x, np.float32, 'touched_float')
+    patches = w.indices('patches_of_texels', [0, top_k, reach**2, shape.channels])
+    x = w.add('Reshape', [x, patches], 'patches')
+    x = w.add('MatMul', [shares, x], 'taps')
+    return w.add('Reshape', [x, w.indices('row_of_taps', [0, top_k, -1])], 'samples')

@@ -1,0 +1,180 @@
+"""The ONNX graph: what it computes, what it says of itself, what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from models import random_checkpoint
+
+from kp2d_core.architecture import VARIANTS
+from kp2d_core.errors import FileError
+from kp2d_core.export.folding import fold
+from kp2d_core.export.graph import build_graph
+from kp2d_core.export.metadata import read_exported
+from kp2d_core.export.profile import Profile
+from kp2d_core.images import prepare
+from kp2d_core.runtimes.torch import TorchRuntime, network_of
+
+SIZE = (160, 120)
+
+
+@pytest.fixture(scope='module')
+def image(photographs) -> np.ndarray:
+    return prepare(photographs['coffee'], SIZE)[0][None]
+
+
+def profile(top_k: int = 200, **others) -> Profile:
+    return Profile(height=SIZE[1], width=SIZE[0], top_k=top_k, **others)
+
+
+def run(model: onnx.ModelProto, image: np.ndarray) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=['CPUExecutionProvider']
+    )
+    return session.run(['keypoints', 'scores', 'descriptors'], {'image': image})
+
+
+@pytest.mark.parametrize('variant', ['v0', 'v1', 'v4', 'small'])
+def test_every_cell_is_as_in_torch(variant, image):
+    """All cells asked for, put in order of cell: nothing is left to the order of near ties."""
+    checkpoint = random_checkpoint(variant)
+    cells = profile().cells
+    found = run(build_graph(checkpoint, profile(cells)), image)
+    wanted = TorchRuntime(checkpoint, threads=1).run(image, cells)
+    inner = found[1][0] > 0
+    assert inner.sum() == (SIZE[0] // 8 - 2) * (SIZE[1] // 8 - 2)
+    np.testing.assert_allclose(found[1], wanted[1], atol=1e-5)
+    found, wanted = by_place(found), by_place(wanted)
+    np.testing.assert_allclose(found[0], wanted[0], atol=1e-3)
+    np.testing.assert_allclose(found[1], wanted[1], atol=1e-5)
+    np.testing.assert_allclose(found[2], wanted[2], atol=1e-5)
+
+
+def by_place(outputs) -> list[np.ndarray]:
+    keypoints = outputs[0][0].round(2)
+    order = np.lexsort((keypoints[:, 0], keypoints[:, 1]))
+    return [output[0][order] for output in outputs]
+
+
+@pytest.mark.parametrize('variant', ['v0', 'v4', 'small'])
+def test_sparse_last_convolution_is_the_dense_one(variant, image):
+    """Over all cells, those at the border included, where the convolution's padding counts."""
+    checkpoint = random_checkpoint(variant)
+    everything = profile(profile().cells)
+    sparse = run(build_graph(checkpoint, everything, dense=False), image)
+    dense = run(build_graph(checkpoint, everything, dense=True), image)
+    np.testing.assert_array_equal(sparse[0], dense[0])
+    assert sparse[0].min() < 8  # keypoints in the outermost texels
+    assert (sparse[0].max(axis=1) > np.array(SIZE) - 8).all()
+    np.testing.assert_allclose(sparse[2], dense[2], atol=1e-5)
+
+
+def test_graph_has_no_dense_last_convolution_unless_all_cells_are_kept():
+    checkpoint = random_checkpoint('small')
+    few = {node.name for node in build_graph(checkpoint, profile(100)).graph.node}
+    assert 'convFbb' not in few and 'convFaa' in few
+    int8 = profile(profile().cells, precision='int8')
+    ranges = dict.fromkeys(
+        ['conv1a', 'conv1b', 'conv2a', 'conv2b', 'conv3a', 'conv3b', 'conv4a', 'conv4b',
+         'convFa', 'convFb', 'convFaa'], 4.0
+    )  # fmt: skip
+    assert 'convFbb' in {n.name for n in build_graph(checkpoint, int8, ranges).graph.node}
+
+
+def test_dynamic_batch_gives_what_single_images_give(photographs):
+    checkpoint = random_checkpoint('small')
+    images = np.stack([prepare(photographs[n], SIZE)[0] for n in ('coffee', 'rocket', 'chelsea')])
+    together = run(build_graph(checkpoint, profile(batch=None)), images)
+    for i in range(3):
+        alone = run(build_graph(checkpoint, profile()), images[i : i + 1])
+        np.testing.assert_allclose(together[1][i], alone[1][0], atol=1e-6)
+        near = np.abs(together[0][i] - alone[0][0]).max(axis=1) < 0.01
+        assert near.mean() > 0.98  # near ties may swap
+        np.testing.assert_allclose(together[2][i][near], alone[2][0][near], atol=1e-4)
+
+
+def test_mono_graph_gives_what_gray_as_rgb_gives(image):
+    gray = image[..., 1:2]
+    checkpoint = random_checkpoint('small')
+    mono = run(build_graph(checkpoint, profile(mono=True)), gray)
+    colour = run(build_graph(checkpoint, profile()), np.repeat(gray, 3, axis=-1))
+    np.testing.assert_allclose(mono[1], colour[1], atol=1e-5)
+
+
+def test_batch_norm_is_folded_exactly(image):
+    """conv1a alone, folded, against torch's convolution and batch norm."""
+    checkpoint = random_checkpoint('small')
+    weight, bias = fold(checkpoint)['conv1a']
+    pixels = torch.from_numpy(image.astype(np.float32)).permute(0, 3, 1, 2)
+    folded = torch.nn.functional.conv2d(
+        pixels - 127.5, torch.from_numpy(weight), torch.from_numpy(bias), padding=1
+    )
+    with torch.inference_mode():
+        wanted = network_of(checkpoint).conv1a((pixels / 255 - 0.5) * 0.225)
+    torch.testing.assert_close(folded, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_coordinates_are_float32_in_a_float16_graph():
+    graph = build_graph(random_checkpoint('small'), profile(precision='fp16'))
+    inferred = onnx.shape_inference.infer_shapes(graph, strict_mode=True, data_prop=True)
+    types = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    assert {types['conv1a'], types['convFaa'], types['convDb'], types['product']} == {half}
+    for name in ('score_map', 'offsets', 'free_keypoints', 'texels', 'patch_weights', 'taps'):
+        assert types[name] == single, name
+
+
+@pytest.mark.parametrize('precision', ['fp32', 'fp16'])
+@pytest.mark.parametrize('variant', list(VARIANTS))
+def test_graph_is_valid_onnx(variant, precision):
+    model = build_graph(random_checkpoint(variant), profile(precision=precision))
+    onnx.checker.check_model(model, full_check=True)
+    assert model.opset_import[0].version in (17, 18)
+
+
+def test_metadata_tells_what_is_inside(tmp_path):
+    checkpoint = random_checkpoint('small')
+    path = tmp_path / 'model.onnx'
+    onnx.save(build_graph(checkpoint, profile(mono=True)), path)
+    exported = read_exported(path)
+    assert exported.profile == profile(mono=True)
+    assert exported.architecture == checkpoint.architecture
+    assert exported.checkpoint_digest == checkpoint.digest()
+
+
+def test_foreign_and_damaged_files_are_refused(tmp_path):
+    node = onnx.helper.make_node('Relu', ['x'], ['y'])
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([node], 'g', [value('x', 1, [1])], [value('y', 1, [1])])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / 'foreign.onnx')
+    with pytest.raises(FileError, match='not one that `kp2d export`'):
+        read_exported(tmp_path / 'foreign.onnx')
+    ours = build_graph(random_checkpoint('small'), profile()).SerializeToString()
+    (tmp_path / 'cut.onnx').write_bytes(ours[: len(ours) // 2])
+    with pytest.raises(FileError, match='cut.onnx is not a readable ONNX file'):
+        read_exported(tmp_path / 'cut.onnx')
+    (tmp_path / 'text.onnx').write_text('hello')
+    with pytest.raises(FileError, match='text.onnx'):
+        read_exported(tmp_path / 'text.onnx')
+
+
+@pytest.mark.parametrize(
+    ('values', 'message'),
+    [
+        ({'width': 100}, 'width must be a multiple of 8'),
+        ({'height': 16}, 'height must be a multiple of 8 and at least 24'),
+        ({'top_k': 0}, 'top_k must be from 1 to 300'),
+        ({'top_k': 301}, 'top_k must be from 1 to 300'),
+        ({'batch': 0}, 'batch must be 1 or more'),
+        ({'precision': 'fp8'}, "there is no precision 'fp8'"),
+    ],
+)
+def test_impossible_profiles_are_refused(values, message):
+    good = {'width': 160, 'height': 120, 'top_k': 100}
+    with pytest.raises(ValueError, match=message):
+        Profile(**{**good, **values})

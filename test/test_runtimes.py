@@ -1,0 +1,255 @@
+"""The same keypoints whichever runtime runs; runtimes chosen, refused and explained."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import pytest
+from models import random_checkpoint
+
+from kp2d_core import KeypointDetector
+from kp2d_core.checkpoint import Checkpoint, save_checkpoint, shipped_models
+from kp2d_core.errors import FileError
+from kp2d_core.export.graph import build_graph
+from kp2d_core.export.profile import Profile
+from kp2d_core.images import prepare
+from kp2d_core.runtimes import available_runtimes, choose_runtime, open_runtime
+from kp2d_core.runtimes.compiled import KEPT
+
+COMPILED = ('openvino', 'onnxruntime')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def own_cache(tmp_path_factory):
+    """Nothing that these tests compile comes from, or stays in, the user's cache."""
+    before = os.environ.get('XDG_CACHE_HOME')
+    os.environ['XDG_CACHE_HOME'] = str(tmp_path_factory.mktemp('cache'))
+    yield
+    os.environ.pop('XDG_CACHE_HOME')
+    if before is not None:
+        os.environ['XDG_CACHE_HOME'] = before
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory) -> dict[str, str]:
+    """The shipped model if there is one, else random weights; and a random V4 and V0."""
+    folder = tmp_path_factory.mktemp('models')
+    paths = {}
+    for variant in ('v0', 'v4', 'small'):
+        checkpoint = random_checkpoint(variant)
+        # Untrained scores are all but equal; spread, their order means something.
+        weights = {**checkpoint.weights, 'convDb.weight': checkpoint.weights['convDb.weight'] * 20}
+        paths[variant] = str(folder / f'{variant}.safetensors')
+        save_checkpoint(paths[variant], Checkpoint(checkpoint.architecture, weights))
+    return {**paths, 'small': 'small' if 'small' in shipped_models() else paths['small']}
+
+
+def agreement(found, wanted, pixels: float) -> tuple[float, np.ndarray]:
+    """The share of wanted keypoints found within so many pixels, and the cosines of those."""
+    distance = np.linalg.norm(found[0][0][:, None] - wanted[0][0][None], axis=2)
+    nearest = distance.argmin(axis=0)
+    near = distance.min(axis=0) <= pixels
+    cosines = (found[2][0][nearest] * wanted[2][0]).sum(axis=1)
+    return float(near.mean()), cosines[near]
+
+
+@pytest.mark.parametrize('runtime', COMPILED)
+@pytest.mark.parametrize(
+    ('model', 'size', 'top_k'),
+    [('small', (320, 240), 300), ('small', (640, 480), 1000), ('v4', (320, 240), 300),
+     ('v0', (320, 240), 300)],
+)  # fmt: skip
+def test_fp32_gives_the_keypoints_of_torch(runtime, model, size, top_k, models, photographs):
+    reference = open_runtime(models[model], runtime='torch', threads=2)
+    tested = open_runtime(models[model], runtime=runtime, threads=2)
+    names = ('astronaut', 'coffee', 'motorcycle_left') if size[0] == 320 else ('motorcycle_left',)
+    for name in names:
+        image = prepare(photographs[name], size)[0][None]
+        share, cosines = agreement(tested.run(image, top_k), reference.run(image, top_k), 0.05)
+        assert share >= 0.99, name
+        assert (cosines >= 0.9999).mean() >= 0.99, name
+
+
+@pytest.mark.parametrize('runtime', COMPILED)
+def test_fp16_gives_nearly_the_keypoints_of_torch(runtime, models, photographs):
+    reference = open_runtime(models['small'], runtime='torch', threads=2)
+    tested = open_runtime(models['small'], runtime=runtime, precision='fp16', threads=2)
+    assert 'fp16' in tested.description
+    for name in ('astronaut', 'coffee'):
+        image = prepare(photographs[name], (320, 240))[0][None]
+        share, cosines = agreement(tested.run(image, 300), reference.run(image, 300), 0.5)
+        assert share >= 0.98, name
+        assert np.median(cosines) >= 0.999, name
+
+
+@pytest.mark.parametrize('runtime', COMPILED)
+def test_any_size_and_number_and_batch(runtime, models, photographs):
+    tested = open_runtime(models['small'], runtime=runtime, threads=1)
+    for size, top_k in [((64, 48), 10_000), ((24, 40), 5), ((320, 240), 1)]:
+        image = prepare(photographs['chelsea'], size)[0]
+        cells = size[0] * size[1] // 64
+        keypoints, scores, descriptors = tested.run(np.stack([image, image]), top_k)
+        k = min(top_k, cells)
+        assert keypoints.shape == (2, k, 2) and scores.shape == (2, k)
+        assert descriptors.shape == (2, k, 128)
+        assert (np.diff(scores, axis=1) <= 0).all()
+        np.testing.assert_array_equal(keypoints[0], keypoints[1])
+        np.testing.assert_allclose(np.linalg.norm(descriptors, axis=2), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize('runtime', COMPILED)
+def test_outputs_outlive_the_next_run(runtime, models, photographs):
+    tested = open_runtime(models['small'], runtime=runtime, threads=1)
+    first, second = (prepare(photographs[n], (96, 72))[0][None] for n in ('coffee', 'rocket'))
+    kept = tested.run(first, 20)
+    copies = [output.copy() for output in kept]
+    tested.run(second, 20)
+    for output, copy in zip(kept, copies, strict=True):
+        np.testing.assert_array_equal(output, copy)
+
+
+def test_only_a_few_compiled_profiles_are_kept(models, photographs):
+    tested = open_runtime(models['small'], runtime='onnxruntime', threads=1)
+    image = prepare(photographs['coffee'], (64, 48))[0][None]
+    for top_k in range(1, KEPT + 3):
+        tested.run(image, top_k)
+    assert [profile.top_k for profile in tested._compiled] == list(range(3, KEPT + 3))
+    tested.run(image, 3)  # used again: now the last to go
+    tested.run(image, 20)
+    assert 3 in [profile.top_k for profile in tested._compiled]
+
+
+@pytest.mark.parametrize('runtime', COMPILED)
+@pytest.mark.parametrize('batch', [1, 2, None])
+@pytest.mark.parametrize('mono', [False, True])
+def test_exported_file_runs_as_its_weights_do(runtime, batch, mono, tmp_path, photographs):
+    checkpoint = random_checkpoint('small')
+    save_checkpoint(tmp_path / 'model.safetensors', checkpoint)
+    profile = Profile(120, 160, 200, batch, mono)
+    onnx.save(build_graph(checkpoint, profile), tmp_path / 'model.onnx')
+    exported = KeypointDetector.load(tmp_path / 'model.onnx', runtime=runtime, threads=1)
+    direct = KeypointDetector.load(tmp_path / 'model.safetensors', runtime=runtime, threads=1)
+    photograph = photographs['coffee']
+    gray = np.repeat(photograph[..., :1], 3, axis=2)  # what a mono graph can see
+    image = gray if mono else photograph
+    found = exported.detect(image, max_keypoints=150)
+    wanted = direct.detect(image, working_size=(160, 120), max_keypoints=150)
+    assert len(found) == len(wanted) == 150
+    np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-5)
+    three = np.stack([prepare(image, (160, 120))[0]] * 3)
+    for output in exported.runtime.run(three, 50):
+        assert output.shape[:2] == (3, 50)
+        np.testing.assert_allclose(output[2], output[0], atol=1e-6)
+    with pytest.raises(ValueError, match='exported for 160x120 images, got 64x48'):
+        exported.runtime.run(np.zeros((1, 48, 64, 3), np.uint8), 10)
+
+
+def test_mistakes_get_one_clear_sentence(tmp_path, models):
+    checkpoint = random_checkpoint('small')
+    onnx.save(build_graph(checkpoint, Profile(48, 64, 10)), tmp_path / 'model.onnx')
+    save_checkpoint(tmp_path / 'bare.safetensors', checkpoint)
+    with pytest.raises(ValueError, match="there is no runtime 'tpu': it is auto, tensorrt"):
+        open_runtime(models['small'], runtime='tpu')
+    with pytest.raises(ValueError, match="there is no precision 'int4'"):
+        open_runtime(models['small'], precision='int4')
+    with pytest.raises(ValueError, match='threads must be 1 or more, got 0'):
+        open_runtime(models['small'], threads=0)
+    with pytest.raises(ValueError, match='was exported as fp32, not as int8'):
+        open_runtime(tmp_path / 'model.onnx', precision='int8')
+    with pytest.raises(ValueError, match='torch runs .safetensors models'):
+        open_runtime(tmp_path / 'model.onnx', runtime='torch')
+    with pytest.raises(ValueError, match='torch runs fp32 only, not fp16'):
+        open_runtime(models['small'], runtime='torch', precision='fp16')
+    with pytest.raises(FileError, match='bare.int8.json beside it.*kp2d export .* --calibrate'):
+        open_runtime(tmp_path / 'bare.safetensors', precision='int8')
+
+
+def test_auto_says_what_it_took_and_why(models):
+    runtime = open_runtime(models['small'])
+    first = next(status for status in available_runtimes() if status.available)
+    assert runtime.name == first.name
+    assert first.detail in runtime.reason
+    assert open_runtime(models['small'], runtime='torch').reason == 'asked for'
+
+
+def test_status_lists_all_runtimes():
+    statuses = {status.name: status for status in available_runtimes()}
+    assert list(statuses) == ['tensorrt', 'openvino', 'onnxruntime', 'torch']
+    assert statuses['openvino'].available and 'openvino 20' in statuses['openvino'].detail
+
+
+def test_tensorrt_without_a_device_is_refused_before_it_is_touched(models):
+    if choose_runtime_works('tensorrt'):
+        pytest.skip('this machine has a CUDA device')
+    with pytest.raises(ValueError, match='runtime tensorrt cannot be used here: .*no CUDA device'):
+        open_runtime(models['small'], runtime='tensorrt')
+    assert not any(name.startswith('tensorrt') for name in sys.modules)
+
+
+def choose_runtime_works(name: str) -> bool:
+    try:
+        choose_runtime(name)
+    except ValueError:
+        return False
+    return True
+
+
+WITHOUT = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {blocked!r}:
+            raise ModuleNotFoundError(name + ' is blocked', name=name)
+sys.meta_path.insert(0, Blocker())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name in {blocked!r} else found(name, *a)
+import numpy as np
+from kp2d_core.runtimes import open_runtime
+try:
+    runtime = open_runtime({model!r}, runtime={runtime!r}, threads=1)
+    print(runtime.name, runtime.run(np.zeros((1, 48, 64, 3), np.uint8), 5)[2].shape)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ('blocked', 'runtime', 'printed'),
+    [
+        ({'torch', 'onnxruntime'}, 'auto', 'openvino (1, 5, 128)'),
+        ({'torch', 'openvino'}, 'auto', 'onnxruntime (1, 5, 128)'),
+        ({'onnx', 'openvino', 'onnxruntime'}, 'auto', 'torch (1, 5, 128)'),
+        ({'openvino'}, 'openvino', 'not installed: pip install openvino onnx'),
+        ({'onnxruntime'}, 'onnxruntime', 'not installed: pip install onnxruntime onnx'),
+        ({'torch'}, 'torch', 'not installed: pip install torch'),
+        ({'onnx'}, 'openvino', 'the onnx package is not installed: pip install onnx'),
+        ({'torch', 'openvino', 'onnxruntime'}, 'auto', 'no runtime is installed: pip install'),
+    ],
+)
+def test_each_runtime_needs_none_of_the_others(blocked, runtime, printed, models):
+    code = WITHOUT.format(blocked=blocked, runtime=runtime, model=models['small'])
+    result = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert printed in result.stdout
+
+
+def test_second_start_of_openvino_comes_from_its_cache(models, tmp_path, monkeypatch):
+    """The compiled graph is in the cache folder, and is not written again."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    image = np.zeros((1, 48, 64, 3), np.uint8)
+    open_runtime(models['small'], runtime='openvino', threads=1).run(image, 5)
+    blobs = {path: path.stat().st_mtime_ns for path in (tmp_path / 'kp2d/openvino').glob('*.blob')}
+    assert len(blobs) == 1
+    time.sleep(0.02)
+    open_runtime(models['small'], runtime='openvino', threads=1).run(image, 5)
+    again = {path: path.stat().st_mtime_ns for path in (tmp_path / 'kp2d/openvino').glob('*.blob')}
+    assert again == blobs
+    open_runtime(models['small'], runtime='openvino', threads=1).run(image, 6)
+    assert len(list((tmp_path / 'kp2d/openvino').glob('*.blob'))) == 2
