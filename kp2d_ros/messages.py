@@ -176,7 +176,8 @@ def keypoints_from_cloud(cloud: Any, image_size: tuple[int, int] = (0, 0)) -> Ke
             raise ValueError(f"the cloud has no field '{name}': it is not one of keypoints")
     descriptors = np.empty((len(points), 0), np.float32)
     if 'descriptor' in names:
-        descriptors = points['descriptor'].reshape(len(points), -1)
+        size = int(np.prod(points.dtype['descriptor'].shape))
+        descriptors = points['descriptor'].reshape(len(points), size)
         if descriptors.dtype == np.int8:
             descriptors = descriptors.astype(np.float32)
             lengths = np.linalg.norm(descriptors, axis=1, keepdims=True)
