@@ -23,7 +23,7 @@ _PALETTE = cv2.cvtColor(
         np.uint8,
     ),
     cv2.COLOR_BGR2RGB,
-)[:, 0].tolist()
+).reshape(-1, 3).tolist()
 
 
 class Overlay:

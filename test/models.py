@@ -35,3 +35,15 @@ def write_random_model(folder: Path, variant: str = 'small', seed: int = 0) -> P
     path = folder / f'{variant}-{seed}.safetensors'
     save_checkpoint(path, random_checkpoint(variant, seed))
     return path
+
+
+def write_responsive_model(folder: Path, gain: float = 3.0) -> Path:
+    """Louder weights: untrained still, but what it finds moves along with the image."""
+    quiet = random_checkpoint('small')
+    weights = {
+        name: value * value.dtype.type(gain) if value.ndim == 4 else value
+        for name, value in quiet.weights.items()
+    }
+    path = folder / 'responsive.safetensors'
+    save_checkpoint(path, Checkpoint(quiet.architecture, weights))
+    return path

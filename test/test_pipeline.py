@@ -1,0 +1,226 @@
+"""From frame to result without ROS: tracks, when they begin anew, calibrated geometry."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from models import write_responsive_model
+
+from kp2d_core import KeypointDetector
+from kp2d_ros.calibration import Info, pinhole_info, uncalibrated_info
+from kp2d_ros.camera_model import CameraModel, camera_model
+from kp2d_ros.moving_view import drawn_photograph
+from kp2d_ros.overlay import Overlay, to_jpeg
+from kp2d_ros.pipeline import Frame, Pipeline, Settings
+
+SIZE = (160, 120)
+SETTINGS = Settings(max_keypoints=150)
+
+
+@pytest.fixture(scope='module')
+def detector(tmp_path_factory) -> KeypointDetector:
+    model = write_responsive_model(tmp_path_factory.mktemp('model'))
+    return KeypointDetector.load(model, runtime='torch', threads=1)
+
+
+@pytest.fixture(scope='module')
+def views() -> list[np.ndarray]:
+    """A camera that moves by whole cells: even an untrained network follows that."""
+    photograph = drawn_photograph(480, 360)
+    return [photograph[100:220, 8 * step : 8 * step + 160].copy() for step in range(6)]
+
+
+def frame(image: np.ndarray, seconds: float, **other: object) -> Frame:
+    return Frame(image, round(seconds * 1e9), 'camera', **other)
+
+
+def test_result_is_the_cores(detector, views):
+    result = Pipeline(detector).process(frame(views[0], 0), SETTINGS)
+    expected = detector.detect(views[0], max_keypoints=150)
+    np.testing.assert_array_equal(result.features.keypoints, expected.keypoints)
+    np.testing.assert_array_equal(result.features.descriptors, expected.descriptors)
+    assert result.previous is None and len(result.tracks.matches) == 0
+    assert 0 < result.inference_time <= result.total_time
+
+
+def test_tracks_go_on_and_matches_point_at_the_previous_frame(detector, views):
+    pipeline = Pipeline(detector)
+    first = pipeline.process(frame(views[0], 0.0), SETTINGS)
+    second = pipeline.process(frame(views[1], 0.1), SETTINGS)
+    matches = second.tracks.matches
+    assert len(matches) > 20
+    before, now = matches.indices[matches.inliers].T
+    np.testing.assert_array_equal(second.tracks.ids[now], first.tracks.ids[before])
+    assert second.previous.features is first.features
+    assert second.previous.frame.stamp == first.frame.stamp
+    assert second.previous.previous is None  # no chain that grows for ever
+
+
+@pytest.mark.parametrize(
+    ('change', 'reason'),
+    [
+        ({'image': 'smaller'}, 'image size changed'),
+        ({'frame_id': 'other'}, 'frame_id changed'),
+        ({'stamp': 0}, 'time went backwards'),
+        ({'stamp': 60 * 10**9}, 'gap between frames'),
+        ({'camera': CameraModel(SIZE, (100, 0, 80, 0, 100, 60, 0, 0, 1))}, 'calibration changed'),
+    ],
+)
+def test_tracks_begin_anew_where_they_must(detector, views, change, reason):
+    if 'image' in change:
+        change = {'image': views[1][:96]}
+    pipeline = Pipeline(detector)
+    first = pipeline.process(frame(views[0], 1.0), SETTINGS)
+    result = pipeline.process(replace(frame(views[1], 1.1), **change), SETTINGS)
+    assert pipeline.resets == {reason: 1}
+    assert result.previous is None and len(result.tracks.matches) == 0
+    assert (result.tracks.ages == 0).all()
+    assert result.tracks.ids.min() > first.tracks.ids.max()
+
+
+def test_a_frame_of_the_same_time_and_gray_ones_go_on(detector, views):
+    pipeline = Pipeline(detector)
+    pipeline.process(frame(views[0], 1.0), SETTINGS)
+    pipeline.process(frame(views[0], 1.0), SETTINGS)
+    pipeline.process(frame(views[0][..., 1], 1.1), SETTINGS)
+    assert pipeline.resets == {}
+
+
+def test_a_camera_at_rest_keeps_its_tracks(detector, views):
+    """No motion has no epipolar geometry; the points are still the same points."""
+    pipeline = Pipeline(detector)
+    for number in range(4):
+        result = pipeline.process(frame(views[0], number / 10), SETTINGS)
+    assert (result.tracks.ages == 3).mean() > 0.95
+
+
+def test_tracking_can_be_switched(detector, views):
+    pipeline = Pipeline(detector)
+    off = replace(SETTINGS, track=False)
+    pipeline.process(frame(views[0], 0.0), SETTINGS)
+    assert pipeline.process(frame(views[1], 0.1), off).tracks is None
+    result = pipeline.process(frame(views[2], 0.2), SETTINGS)
+    assert result.previous is None and pipeline.resets == {'tracking switched on': 1}
+
+
+def test_settings_reach_the_core(detector, views):
+    pipeline = Pipeline(detector)
+    assert len(pipeline.process(frame(views[0], 0), Settings(max_keypoints=7)).features) == 7
+    spread = pipeline.process(frame(views[0], 0), replace(SETTINGS, nms_radius=12.0)).features
+    distances = np.linalg.norm(spread.keypoints[:, None] - spread.keypoints, axis=2)
+    assert distances[~np.eye(len(spread), dtype=bool)].min() >= 12
+    small = pipeline.process(frame(views[0], 0), replace(SETTINGS, working_size=80)).features
+    expected = detector.detect(views[0], working_size=80, max_keypoints=150)
+    np.testing.assert_array_equal(small.keypoints, expected.keypoints)
+    mask = np.zeros((120, 160), np.uint8)
+    mask[:, :80] = 255
+    masked = Pipeline(detector, mask).process(frame(views[0], 0), SETTINGS).features
+    assert len(masked) and masked.keypoints[:, 0].max() <= 80
+
+
+def test_an_unusable_image_changes_nothing(detector, views):
+    pipeline = Pipeline(detector)
+    pipeline.process(frame(views[0], 0.0), SETTINGS)
+    with pytest.raises(ValueError, match='too small'):
+        pipeline.process(frame(views[0][:8], 0.1), SETTINGS)
+    result = pipeline.process(frame(views[1], 0.2), SETTINGS)
+    assert result.previous is not None and pipeline.resets == {}
+
+
+def test_geometry_follows_the_calibration(detector, views):
+    intrinsics = np.array([[160, 0, 79.5], [0, 160, 59.5], [0, 0, 1.0]])
+    camera = camera_model(pinhole_info(SIZE, intrinsics))
+    pipeline = Pipeline(detector)
+    pipeline.process(frame(views[0], 0.0, camera=camera), SETTINGS)
+    result = pipeline.process(frame(views[1], 0.1, camera=camera), SETTINGS)
+    assert result.verified_by == 'essential'
+    essential = result.tracks.matches.model
+    values = np.linalg.svd(essential)[1]
+    np.testing.assert_allclose(values / values[0], [1, 1, 0], atol=1e-6)
+    assert Pipeline(detector).process(frame(views[0], 0), SETTINGS).verified_by == 'fundamental'
+    other = replace(camera, size=(640, 480))
+    result = Pipeline(detector).process(
+        frame(views[0], 0, camera=other), replace(SETTINGS, verification='essential')
+    )
+    assert result.verified_by == 'fundamental'
+
+
+DISTORTED = [
+    ('plumb_bob', (-0.25, 0.08, 0.001, -0.002, 0.01)),
+    ('rational_polynomial', (0.1, -0.05, 0.001, 0.002, 0.01, 0.2, -0.03, 0.01)),
+    ('equidistant', (0.02, -0.01, 0.005, -0.001)),
+]
+
+
+@pytest.mark.parametrize(('model', 'coefficients'), DISTORTED)
+def test_bearings_invert_the_projection(model, coefficients):
+    """Rays are projected here by the models' own formulas; bearings must give them back."""
+    rays = np.random.default_rng(0).uniform(-0.4, 0.4, (50, 2))
+    x, y = rays.T
+    r2 = x**2 + y**2
+    if model == 'equidistant':
+        theta = np.arctan(np.sqrt(r2))
+        bent = theta * (1 + sum(k * theta ** (2 * n + 2) for n, k in enumerate(coefficients)))
+        xd, yd = x * bent / np.sqrt(r2), y * bent / np.sqrt(r2)
+    else:
+        k1, k2, p1, p2, k3, k4, k5, k6 = (*coefficients, 0, 0, 0)[:8]
+        factor = 1 + k1 * r2 + k2 * r2**2 + k3 * r2**3
+        factor /= 1 + k4 * r2 + k5 * r2**2 + k6 * r2**3
+        xd = x * factor + 2 * p1 * x * y + p2 * (r2 + 2 * x**2)
+        yd = y * factor + p1 * (r2 + 2 * y**2) + 2 * p2 * x * y
+    pixels = np.stack([300 * xd + 320, 310 * yd + 240], axis=1).astype(np.float32)
+    k = (300.0, 0, 320, 0, 310, 240, 0, 0, 1)
+    camera = camera_model(Info(640, 480, k, coefficients, distortion_model=model))
+    np.testing.assert_allclose(camera.bearings(pixels), rays, atol=2e-4)
+    plain = np.stack([300 * x + 320, 310 * y + 240], axis=1)
+    np.testing.assert_allclose(camera.undistorted(pixels), plain, atol=0.05)
+
+
+def test_bearings_are_rectified():
+    """R of camera_info turns them into the rectified frame."""
+    turn = np.array([[0, -1, 0], [1, 0, 0], [0, 0, 1.0]])  # a quarter turn about the axis
+    k = (100.0, 0, 50, 0, 100, 50, 0, 0, 1)
+    camera = camera_model(Info(100, 100, k, (0.0,) * 5, r=tuple(turn.ravel())))
+    bearing = camera.bearings(np.array([[60, 50]], np.float32))
+    np.testing.assert_allclose(bearing, [[0, 0.1]], atol=1e-6)
+
+
+def test_bearings_without_a_calibration_are_nan(detector, views):
+    wanted = replace(SETTINGS, bearings=True)
+    result = Pipeline(detector).process(frame(views[0], 0), wanted)
+    assert result.bearings.shape == (len(result.features), 2) and np.isnan(result.bearings).all()
+    assert camera_model(uncalibrated_info(SIZE)) is None
+
+
+@pytest.mark.parametrize(
+    ('change', 'sentence'),
+    [
+        ({'k': (np.nan, 0, 0, 0, 1, 0, 0, 0, 1)}, 'NaN'),
+        ({'k': (-5.0, 0, 0, 0, 1, 0, 0, 0, 1)}, 'no camera matrix'),
+        ({'d': (0.1, np.inf, 0, 0, 0)}, 'infinity'),
+        ({'d': (0.1, 0.2)}, '2 coefficients'),
+        ({'distortion_model': 'magic'}, "'magic' is not one of none, plumb_bob"),
+    ],
+)
+def test_damaged_calibrations_are_refused(change, sentence):
+    info = replace(pinhole_info(SIZE, np.diag([100.0, 100, 1])), **change)
+    with pytest.raises(ValueError, match=sentence):
+        camera_model(info)
+
+
+def test_overlay_draws_points_and_tails(detector, views):
+    pipeline, overlay = Pipeline(detector), Overlay()
+    for number, view in enumerate(views):
+        gray = view[..., 1]
+        result = pipeline.process(frame(gray, number / 10), SETTINGS)
+        canvas = overlay.draw(result, '')
+    assert canvas.shape == (*gray.shape, 3)
+    coloured = (canvas.max(axis=2).astype(int) - canvas.min(axis=2)) > 30
+    x, y = np.rint(result.features.keypoints).astype(int).T
+    seen = (x >= 0) & (y >= 0) & (x < 160) & (y < 120)
+    assert coloured[y[seen], x[seen]].mean() > 0.95
+    without = Overlay().draw(replace(result, tracks=None), '')
+    assert coloured.sum() > ((without.max(axis=2).astype(int) - without.min(axis=2)) > 30).sum()
+    assert to_jpeg(canvas)[:2] == b'\xff\xd8'
+    nothing = replace(result, features=result.features[:0], tracks=None)
+    np.testing.assert_array_equal(overlay.draw(nothing, '')[..., 0], gray)
