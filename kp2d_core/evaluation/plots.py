@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ _STYLE: dict[Any, Any] = {
     'axes.titleweight': 'bold',
     'axes.titlecolor': '#0f172a',
     'axes.grid': True,
+    'axes.axisbelow': True,
     'grid.color': '#e2e8f0',
     'xtick.color': '#475569',
     'ytick.color': '#475569',
@@ -85,7 +87,7 @@ def _accuracy(study: Study) -> bytes:
     left.set(title='Homographies within an error', xlabel='mean corner error, px')
     left.set(ylabel='share of pairs', xlim=(0, 10), ylim=(0, 1))
     right.set(title='Matching score, image 1 against image n', xlabel='n', ylim=(0, None))
-    left.legend(loc='lower right')
+    figure.legend(*left.get_legend_handles_labels(), loc='outside lower center', ncols=6)
     return _svg(figure)
 
 
@@ -112,8 +114,8 @@ def _shift(study: Study) -> bytes:
         shifts = [row.shift for row in rows]
         axes[0].plot(shifts, [row.repeatability for row in rows], 'o-', color=colour, label=name)
         axes[1].plot(shifts, [row.localization for row in rows], 'o-', color=colour)
-        axes[2].plot(shifts, [row.bias_x for row in rows], 'o-', color=colour)
-        axes[2].plot(shifts, [row.bias_y for row in rows], 's--', color=colour, alpha=0.6)
+        axes[2].plot(shifts, [_or_gap(row.bias_x) for row in rows], 'o-', color=colour)
+        axes[2].plot(shifts, [_or_gap(row.bias_y) for row in rows], 's--', color=colour, alpha=0.6)
     axes[2].axhline(0, color='#94a3b8', linewidth=1)
     axes[0].set(title='Repeatability', ylim=(0, 1.03))
     axes[1].set(title='Localization error, px', ylim=(0, None))
@@ -122,8 +124,12 @@ def _shift(study: Study) -> bytes:
     axes[2].set_ylim(-limit, limit)
     for axis in axes:
         axis.set_xlabel('content moved by, px')
-    axes[0].legend(loc='lower left')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
     return _svg(figure)
+
+
+def _or_gap(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
 def _robustness(study: Study) -> bytes:
@@ -134,6 +140,10 @@ def _robustness(study: Study) -> bytes:
             levels, scores = [p.level for p in points], [p.mscore for p in points]
             axis.plot(levels, scores, 'o-', ms=3.5, color=_colours(study)[name], label=name)
         axis.set(title=change.name.capitalize(), xlabel=change.unit, ylim=(0, 1.03))
+        if change.unit == 'times':
+            ticks = [level for level in change.levels if np.log2(level).is_integer()]
+            axis.set_xscale('log', base=2)
+            axis.set_xticks(ticks, [f'{Fraction(tick)}' for tick in ticks])
     axes[0].set_ylabel('matching score')
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
     return _svg(figure)

@@ -50,7 +50,8 @@ th:first-child, td:first-child { text-align: left; }
 tr + tr td { border-top: 1px solid #f1f5f9; }
 tr.paper td { color: var(--soft); font-size: 14px; }
 td.best { font-weight: 700; } td small { color: var(--soft); font-weight: 400; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 14px; }
+.pair { display: grid; gap: 14px;
+        grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); }
 figure { margin: 0; } figure img { width: 100%; height: auto; border-radius: 6px; display: block; }
 figcaption { font-size: 13px; color: var(--soft); padding: 4px 2px 8px; }
 figcaption b { color: var(--ink); }
@@ -73,7 +74,7 @@ def render(study: Study, gallery: Gallery) -> str:
     for split, evaluations in study.by_split().items():
         sections.append(_split_table(study, split, evaluations))
     if study.evaluations:
-        sections.append(_besides_table(study.evaluations))
+        sections += [_besides_table(study.evaluations), _definitions()]
     sections += [
         f'<h2>{escape(title)}</h2><div class="card">{_picture(svg, "svg+xml", title)}</div>'
         for title, svg in plot_study(study).items()
@@ -130,6 +131,14 @@ def _besides_table(evaluations: dict[str, Evaluation]) -> str:
         cells.append(f'<td>{evaluation.time():.1f}</td>')
         rows.append(f'<tr><td>{escape(method)}</td>{"".join(cells)}</tr>')
     return _table('besides, over all pairs', rows)
+
+
+def _definitions() -> str:
+    items = ''.join(
+        f'<p><b>{escape(TITLES[name])}</b> <span class="soft">{escape(text)}</span></p>'
+        for name, text in EXPLANATIONS.items()
+    )
+    return f'<details class="card"><summary>What the columns mean</summary>{items}</details>'
 
 
 def _table(title: str, rows: list[str]) -> str:

@@ -25,8 +25,8 @@ class ShiftResult:
     shift: int
     repeatability: float
     localization: float  # px
-    bias_x: float  # px, signed: below 0 the keypoints lag behind the content
-    bias_y: float
+    bias_x: float | None  # px, signed: below 0 keypoints lag behind; None if none was found again
+    bias_y: float | None
 
 
 def shift_test(
@@ -74,32 +74,38 @@ def _compare(
     truth = np.array([[1, 0, shift], [0, 1, shift], [0, 0, 1]], np.float64)
     found = detection(still, moved, truth, size, top_k)
     bias = _bias(still, moved, truth, size, top_k)
-    return ShiftResult(shift, found.repeatability, found.localization, *map(float, bias))
+    return ShiftResult(shift, found.repeatability, found.localization, *bias)
 
 
 def _bias(
     still: Features, moved: Features, truth: NDArray[np.float64], size: Size, top_k: int
-) -> NDArray[np.float64]:
+) -> tuple[float, float] | tuple[None, None]:
     """Mean of where points were found minus where they should be, over those found again."""
     warped = warp(still.keypoints, truth)
     expected = warped[in_view(warped, size)][:top_k]
     back = warp(moved.keypoints, inverse(truth))
     found = moved.keypoints[in_view(back, size)][:top_k]
     if not len(expected) or not len(found):
-        return np.zeros(2)
+        return None, None
     astray = found[None] - expected[:, None]
     distances = np.linalg.norm(astray, axis=2)
     nearest = distances.argmin(axis=1)
     hits = np.flatnonzero(distances.min(axis=1) <= CORRECT)
     if not len(hits):
-        return np.zeros(2)
-    return np.asarray(astray[hits, nearest[hits]].mean(axis=0), np.float64)
+        return None, None
+    x, y = astray[hits, nearest[hits]].mean(axis=0)
+    return float(x), float(y)
 
 
 def _average(rows: list[ShiftResult]) -> ShiftResult:
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(row, name) for row in rows]))
+    def bias(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
 
     return ShiftResult(
-        rows[0].shift, mean('repeatability'), mean('localization'), mean('bias_x'), mean('bias_y')
+        rows[0].shift,
+        float(np.mean([row.repeatability for row in rows])),
+        float(np.mean([row.localization for row in rows])),
+        bias([row.bias_x for row in rows]),
+        bias([row.bias_y for row in rows]),
     )

@@ -88,9 +88,13 @@ def _shift_block(study: Study) -> str:
     for method, results in study.shift.items():
         rows.append([f'{method}: repeatability', *(f'{r.repeatability:.3f}' for r in results)])
         rows.append(['  localization, px', *(f'{r.localization:.2f}' for r in results)])
-        rows.append(['  bias in x, px', *(f'{r.bias_x:+.2f}' for r in results)])
-        rows.append(['  bias in y, px', *(f'{r.bias_y:+.2f}' for r in results)])
+        rows.append(['  bias in x, px', *(_signed(r.bias_x) for r in results)])
+        rows.append(['  bias in y, px', *(_signed(r.bias_y) for r in results)])
     return f'shift test (bias below 0: keypoints lag behind the image)\n{align(rows)}'
+
+
+def _signed(value: float | None) -> str:
+    return '-' if value is None else f'{value:+.2f}'
 
 
 def _robustness_block(study: Study) -> str:
