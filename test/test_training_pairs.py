@@ -55,7 +55,7 @@ def photograph() -> np.ndarray:
 
 
 def sample(image: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Bilinear values at pixel positions, written out, so that no library's convention is trusted."""
+    """Bilinear values at pixel positions, written out: no library's convention is trusted."""
     low = np.floor(points).astype(int)
     x, y = low.T
     fx, fy = (points - low).T[:, :, None]

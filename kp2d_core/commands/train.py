@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         config = load_config(args.config) if args.config else TrainingConfig()
         if (args.out / STATE).exists():
-            raise ValueError(f'{args.out} holds a run already: --resume it or choose another --out')
+            raise ValueError(f'{args.out} holds a run: --resume it, or choose another --out')
     config = override(config, args.assignments)
     if args.seed is not None:
         config = replace(config, seed=args.seed)

@@ -6,7 +6,7 @@ The defaults are the paper's. What each value means stands in config/train/*.yam
 from __future__ import annotations
 
 import types
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -176,7 +176,7 @@ def override(config: TrainingConfig, assignments: list[str]) -> TrainingConfig:
     for assignment in assignments:
         name, equals, text = assignment.partition('=')
         if not equals:
-            raise ValueError(f"'{assignment}' is not an assignment, such as loss.descriptor=infonce")
+            raise ValueError(f"'{assignment}' is not like loss.descriptor=infonce")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
 
 import cv2
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
+from kp2d_core.training.interruption import Interruption
 from kp2d_core.training.model import MovingAverage, TrainingModel, to_checkpoint
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Entry, Photographs, split
-from kp2d_core.training.report import Table
+from kp2d_core.training.report import Report, draw_curves
 from kp2d_core.training.schedule import learning_rate, make_budget
 from kp2d_core.training.state import Progress, read_state, restore_state, save_state
-from kp2d_core.training.validation import make_validation
+from kp2d_core.training.validation import Validation, make_validation
 
-STATE, BEST, LAST = 'state.safetensors', 'best.safetensors', 'last.safetensors'
+STATE = 'state.safetensors'  # all that is needed to go on
+BEST, LAST = 'best.safetensors', 'last.safetensors'  # models for KeypointDetector.load
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """What to train, on what, for how long, and where to keep it."""
 
@@ -45,97 +44,53 @@ class Run:
     quiet: bool = False
 
 
-@dataclass
-class Interruption:
-    """SIGTERM or Ctrl-C: finish the step, save, leave. A second Ctrl-C leaves at once."""
-
-    signal: int = 0
-    previous: dict[int, object] = field(default_factory=dict)
-
-    def listen(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self.previous[number] = signal.signal(number, self._note)
-
-    def restore(self) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
-
-
 def train(run: Run) -> int:
-    """Train, and return 0, or 128 + the signal that ended it early."""
-    with join_processes(run.config.compute.device) as processes:
-        interruption = Interruption()
-        interruption.listen()
-        try:
-            return _train(run, processes, interruption)
-        finally:
-            interruption.restore()
+    """Train to the end of the budget, and return 0; or 128 + the signal that ended it early."""
+    with join_processes(run.config.compute.device) as processes, Interruption() as interruption:
+        return _train(run, processes, interruption)
 
 
 def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
-    config, device, main = run.config, processes.device, processes.rank == 0
-    state_path = run.out / STATE
+    config, device, leads = run.config, processes.device, processes.rank == 0
     make_folder(run.out)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
-    cv2.setNumThreads(1)  # several small warps at a time, beside the network: threads only hurt
+    cv2.setNumThreads(1)  # small warps beside a busy network: more threads only hurt
 
-    # Data.
-    to_train, held_out = split(run.entries, config.report.validation_photographs, config.seed)
+    # Data
+    entries, held_out = run.entries, list[Entry]()
+    if run.validation is None:
+        entries, held_out = split(entries, config.report.validation_photographs, config.seed)
     photographs = Photographs(
-        to_train if run.validation is None else run.entries,
+        entries,
         short_side=1.5 * max(*config.pairs.short_side, config.pairs.height),
         cache_gb=config.compute.cache_gb,
     )
-    validate = make_validation(run.validation, held_out, config) if main else None
+    validation = make_validation(run.validation, held_out, config) if leads else None
     budget = make_budget(config.optimizer, len(photographs), run.steps, run.minutes)
 
-    # Model.
+    # Model
     torch.manual_seed(config.seed + processes.rank)
-    model = TrainingModel(config).to(device, memory_format=torch.channels_last)
+    model = TrainingModel(config).to(device)
     if run.initial is not None:
-        initial = load_checkpoint(find_checkpoint(run.initial))
-        if initial.architecture.channels != config.network.architecture().channels:
-            raise FileError(f'{run.initial} is another network than the configuration describes')
-        weights = {k: torch.from_numpy(v) for k, v in initial.weights.items()}
-        model.network.load_state_dict(weights)
+        load_initial(model, run.initial)
     average = MovingAverage(model.network, config.optimizer.ema) if config.optimizer.ema else None
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=config.optimizer.learning_rate)
+    scaler = torch.GradScaler(device.type, enabled=config.compute.precision == 'float16')
     progress = Progress()
     if run.resume:
-        _, progress, tensors = read_state(state_path)
+        _, progress, tensors = read_state(run.out / STATE)
         restore_state(tensors, model, optimizer, average)
-    scaler = torch.GradScaler(device.type, enabled=config.compute.precision == 'float16')
-    step_model: torch.nn.Module = model
     if config.compute.compile:
         model.network.compile()
-    if processes.count > 1:
-        step_model = DistributedDataParallel(model)
+    step_of: nn.Module = DistributedDataParallel(model) if processes.count > 1 else model
 
-    # Loop.
-    stream = BatchStream(
-        PairSource(photographs, config),
-        progress.step,
-        rank=processes.rank,
-        processes=processes.count,
-    )
-    training_table = Table(run.out / 'metrics.csv', progress.step) if main else None
-    validation_table = Table(run.out / 'validation.csv', progress.step) if main else None
-    sums: dict[str, float] = defaultdict(float)
-    counted, saved_at, begin = 0, perf_counter(), perf_counter() - progress.seconds
-    bar = tqdm(
-        total=None if budget.steps == float('inf') else budget.steps,
-        initial=progress.step,
-        unit='step',
-        disable=run.quiet or not main,
-        dynamic_ncols=True,
-    )
+    # Loop
+    source = PairSource(photographs, config)
+    stream = BatchStream(source, progress.step, rank=processes.rank, processes=processes.count)
+    report = Report(run.out, config, progress, run.quiet) if leads else None
+    saved, begin = perf_counter(), perf_counter() - progress.seconds
     model.train()
     while True:
         progress.seconds = perf_counter() - begin
@@ -144,64 +99,98 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         if stop or spent >= 1:
             break
 
+        # Forward, losses
         batch = next(stream).to(device)
+        loss, parts = step_of(batch.images, batch.source_to_target, progress.step)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f'the loss is {float(loss)} at step {progress.step}; {run.out / STATE} is intact'
+            )
+
+        # Step
         rate = learning_rate(config.optimizer, progress.step, spent)
         for group in optimizer.param_groups:
             group['lr'] = rate
-        loss, parts = step_model(batch.images, batch.source_to_target, progress.step)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f'the loss is {loss.item()} at step {progress.step}')
         optimizer.zero_grad(set_to_none=True)
         scaler.scale(loss).backward()
         if config.optimizer.gradient_clip:
             scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.gradient_clip)
+            nn.utils.clip_grad_norm_(parameters, config.optimizer.gradient_clip)
         scaler.step(optimizer)
         scaler.update()
         if average is not None:
             average.update(model.network, progress.step)
         progress.step += 1
-        progress.seconds = perf_counter() - begin
 
-        if main:
-            for name, value in parts.items():
-                sums[name] += value.item()
-            counted += 1
-            bar.update()
-            if progress.step % config.report.log_every == 0 and training_table:
-                means = {name: value / counted for name, value in sums.items()}
-                bar.set_postfix({name: f'{value:.3f}' for name, value in means.items()})
-                training_table.add(
-                    {'step': progress.step, 'minutes': progress.seconds / 60, 'rate': rate}
-                    | means
-                    | {'waiting': stream.waited / (perf_counter() - begin)}
-                )
-                sums.clear()
-                counted = 0
-            if validate and progress.step % config.report.validate_every == 0:
-                _validate(run, config, progress, model, average, validate, validation_table, device)
-                model.train()
-            if perf_counter() - saved_at > 60 * config.report.checkpoint_minutes:
-                save_state(state_path, config, progress, model, optimizer, average)
-                saved_at = perf_counter()
+        # Log, validate, checkpoint
+        if report is None:
+            continue
+        report.step(progress, parts, rate=rate, spent=spent, waited=stream.waited)
+        if validation and progress.step % config.report.validate_every == 0:
+            validate(run, progress, model, average, validation, report)
+        if perf_counter() - saved > 60 * config.report.checkpoint_minutes:
+            save_state(run.out / STATE, config, progress, model, optimizer, average)
+            saved = perf_counter()
 
-    # End.
+    # End
     stream.close()
-    bar.close()
-    if main:
-        save_state(state_path, config, progress, model, optimizer, average)
-    if interruption.signal:
-        if main:
-            print(f'stopped at step {progress.step}; --resume goes on', file=sys.stderr)
-        return 128 + interruption.signal
-    if main:
-        if validate:
-            _validate(run, config, progress, model, average, validate, validation_table, device)
-        weights = average.weights if average else model.network.state_dict()
-        save_checkpoint(
-            run.out / LAST, to_checkpoint(weights, config, progress.step, progress.evaluation)
-        )
+    if report is None:
+        return 128 + interruption.signal if interruption.signal else 0
+    save_state(run.out / STATE, config, progress, model, optimizer, average)
+    if spent < 1:
+        report.close()
+        print(f'stopped at step {progress.step}; --resume goes on from it', file=sys.stderr)
+        return 128 + interruption.signal if interruption.signal else 1
+    if validation and progress.validated_step != progress.step:
+        validate(run, progress, model, average, validation, report)
+        save_state(run.out / STATE, config, progress, model, optimizer, average)
+    final = to_checkpoint(kept_weights(model, average), config, progress.step, progress.evaluation)
+    save_checkpoint(run.out / LAST, final)
+    if not validation:
+        save_checkpoint(run.out / BEST, final)
+    report.close()
+    draw_curves(run.out)
+    if photographs.unreadable:
+        print(f'{len(photographs.unreadable)} images could not be used', file=sys.stderr)
     return 0
+
+
+def validate(
+    run: Run,
+    progress: Progress,
+    model: TrainingModel,
+    average: MovingAverage | None,
+    validation: Validation,
+    report: Report,
+) -> None:
+    """Measure the weights, and keep them if they are the best so far."""
+    checkpoint = to_checkpoint(kept_weights(model, average), run.config, progress.step, {})
+    device = str(next(model.parameters()).device)
+    progress.evaluation = validation.measure(checkpoint, device)
+    progress.validated_step = progress.step
+    report.validated(
+        progress, validation.draw(checkpoint, device, run.config.report.pictures)
+    )
+    if progress.evaluation['quality'] > progress.best:
+        progress.best, progress.best_step = progress.evaluation['quality'], progress.step
+        save_checkpoint(run.out / BEST, replace(checkpoint, evaluation=progress.evaluation))
+
+
+def kept_weights(model: TrainingModel, average: MovingAverage | None) -> dict[str, torch.Tensor]:
+    """The moving average if there is one, else the weights as they are."""
+    return average.weights if average is not None else model.network.state_dict()
+
+
+def load_initial(model: TrainingModel, name: str) -> None:
+    initial = load_checkpoint(find_checkpoint(name))
+    wanted = model.network.architecture
+    if initial.architecture.parameter_shapes() != wanted.parameter_shapes():
+        raise FileError(
+            f"'{name}' is a {initial.architecture.variant} network, "
+            f"the recipe's is {wanted.variant}"
+        )
+    weights = {key: torch.from_numpy(value) for key, value in initial.weights.items()}
+    model.network.load_state_dict(weights)
 
 
 def make_folder(path: Path) -> None:
@@ -209,20 +198,3 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f'cannot make the folder {path}: {error.strerror or error}') from error
-
-
-def _validate(run, config, progress, model, average, validate, table, device):
-    weights = average.weights if average else model.network.state_dict()
-    checkpoint = to_checkpoint(weights, config, progress.step, {})
-    progress.evaluation = validate(checkpoint, str(device))
-    table.add({'step': progress.step, 'minutes': progress.seconds / 60} | progress.evaluation)
-    tqdm.write(
-        f'step {progress.step}: '
-        + ', '.join(f'{name} {value:.3f}' for name, value in progress.evaluation.items()),
-        file=sys.stderr,
-    )
-    if progress.evaluation['quality'] > progress.best:
-        progress.best = progress.evaluation['quality']
-        progress.best_step = progress.step
-        checkpoint = replace(checkpoint, evaluation=progress.evaluation)
-        save_checkpoint(run.out / BEST, checkpoint)

@@ -40,7 +40,7 @@ def masked_mean(values: Tensor, valid: Tensor, weights: Tensor | None = None) ->
 
 
 def warp(points: Tensor, matrices: Tensor) -> Tensor:
-    """Points (B, N, 2) through homographies (B, 3, 3); what lies behind the camera goes far off."""
+    """Points (B, N, 2) through homographies (B, 3, 3); what is behind the camera goes far off."""
     warped = points @ matrices[:, :, :2].transpose(1, 2) + matrices[:, None, :, 2]
     depth = warped[..., 2:]
     front = depth > 1e-3
@@ -89,7 +89,7 @@ def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -
 
 
 def excluded(warped: Tensor, visible: Tensor, relaxation: float) -> Tensor:
-    """(B, N, N): point j cannot be a negative for point i, it is invisible or within the square."""
+    """(B, N, N): point j cannot be a negative for point i, invisible or within the square."""
     near = (warped[:, :, None] - warped[:, None]).abs().amax(-1) <= relaxation
     return near | ~visible[:, None, :]
 
@@ -193,7 +193,7 @@ def io_loss(
 
 
 def lowest_scored(maps: Maps, points: int) -> Tensor:
-    """The (B, K, 2) keypoints with the lowest scores; the border ring, 0 by decree, not counted."""
+    """The (B, K, 2) keypoints with the lowest scores; but for the border ring, 0 by decree."""
     rows, columns = maps.scores.shape[-2:]
     inner = inner_cells(rows, columns, maps.scores.device)
     scores = maps.scores.detach().flatten(1).masked_fill(~inner, FAR)

@@ -14,7 +14,7 @@ from kp2d_core.training.losses import total_loss
 
 
 class TrainingModel(nn.Module):
-    """Images and homographies in, loss out: one call, so that DistributedDataParallel can wrap it."""
+    """Images and homographies in, loss out: one call, which DistributedDataParallel can wrap."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__()
@@ -24,6 +24,7 @@ class TrainingModel(nn.Module):
         # What no loss reaches must not wait for a gradient.
         self.io_net.requires_grad_(config.loss.io > 0)
         self.network.convFb.requires_grad_(config.network.upsample)
+        self.to(memory_format=self.memory_format)  # type: ignore[call-overload]
 
     def forward(
         self, images: Tensor, source_to_target: Tensor, step: int
@@ -35,7 +36,7 @@ class TrainingModel(nn.Module):
         )
 
     def maps(self, images: Tensor) -> Maps:
-        """Of uint8 images (2B, H, W, 3); computed in the configured precision, given in float32."""
+        """Of uint8 images (2B, H, W, 3); in the configured precision, returned in float32."""
         device = images.device
         precision = getattr(torch, self.config.compute.precision)
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):

@@ -52,7 +52,7 @@ def make_pair(
     target = render(photograph, target_to_photograph, size)
     if random.random() < pairs.swap:
         source, target = target, source
-        source_to_target = np.linalg.inv(source_to_target)
+        source_to_target = np.asarray(np.linalg.inv(source_to_target), np.float64)
 
     shared = sample_shared_colour(random, config.photometric)
     source = change_light(random, source, shared, config.photometric)
@@ -60,7 +60,9 @@ def make_pair(
     return source, target, source_to_target / source_to_target[2, 2]
 
 
-def sample_target_view(random: np.random.Generator, photograph: Size, pairs: PairsConfig) -> Matrix:
+def sample_target_view(
+    random: np.random.Generator, photograph: Size, pairs: PairsConfig
+) -> Matrix:
     """The matrix from pixels of the target view to those of the photograph."""
     size = pairs.width, pairs.height
     if pairs.framing == 'whole':
@@ -116,7 +118,7 @@ def mild_share_at(step: int, schedule: tuple[tuple[int, float], ...]) -> float:
 
 
 class PairSource:
-    """Pairs by number: number n is made from the photograph that epoch n // count shuffles there."""
+    """Pairs by number: number n shows the photograph that epoch n // count puts there."""
 
     def __init__(self, photographs: Photographs, config: TrainingConfig) -> None:
         self.photographs, self.config = photographs, config

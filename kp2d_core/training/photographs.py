@@ -1,4 +1,4 @@
-"""The photographs to train on: files in folders, frames of ROS bags; read when needed, then kept."""
+"""The photographs to train on: files and frames of bags; read when needed, then kept."""
 
 from __future__ import annotations
 

@@ -1,44 +1,143 @@
-"""What is seen of a run: the progress bar, metrics.csv, validation.csv."""
+"""What is seen of a run: the progress bar, CSV tables, TensorBoard, and the curves at its end."""
 
 from __future__ import annotations
 
-import csv
+import sys
+from collections import defaultdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+from torch import Tensor
+from tqdm import tqdm
+
 from kp2d_core.files import atomic_write
+from kp2d_core.images import Image
+from kp2d_core.training.config import TrainingConfig
+from kp2d_core.training.state import Progress
+from kp2d_core.training.table import Rows, Table, read_table
+
+METRICS, VALIDATION, CURVES = 'metrics.csv', 'validation.csv', 'curves.png'
 
 
-class Table:
-    """A CSV file that grows by rows; rows after the step that a run resumes from are dropped."""
+class Report:
+    """Of one process; all others have none."""
 
-    def __init__(self, path: Path, resume_step: int) -> None:
-        self.path = path
-        self.columns: list[str] = []
-        if path.is_file():
-            self._keep_until(resume_step)
+    def __init__(
+        self, folder: Path, config: TrainingConfig, progress: Progress, quiet: bool = False
+    ) -> None:
+        self.folder, self.config = folder, config
+        self.metrics = Table(folder / METRICS, progress.step)
+        self.validation = Table(folder / VALIDATION, progress.step)
+        self.tensorboard = _open_tensorboard(folder / 'tensorboard', progress.step)
+        self.bar = tqdm(
+            initial=progress.step, unit='step', disable=quiet, dynamic_ncols=True, smoothing=0.05
+        )
+        self._start_anew()
 
-    def add(self, row: dict[str, Any]) -> None:
-        if not self.columns:
-            self.columns = list(row)
-            with open(self.path, 'w', newline='') as file:
-                csv.writer(file).writerow(self.columns)
-        with open(self.path, 'a', newline='') as file:
-            csv.DictWriter(file, self.columns, extrasaction='ignore').writerow(
-                {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
-            )
-
-    def _keep_until(self, step: int) -> None:
-        rows = read_table(self.path)
-        if not rows:
+    def step(
+        self,
+        progress: Progress,
+        parts: dict[str, Tensor],
+        *,
+        rate: float,
+        spent: float,
+        waited: float,
+    ) -> None:
+        """Note a step; every `log_every` steps, say the means since."""
+        for name, value in parts.items():
+            self._sums[name] += float(value)
+        self._steps += 1
+        self.bar.total = max(progress.step, round(progress.step / max(spent, 1e-9)))
+        self.bar.update()
+        if progress.step % self.config.report.log_every:
             return
-        self.columns = list(rows[0])
-        with atomic_write(self.path) as temporary, open(temporary, 'w', newline='') as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(row for row in rows if int(row['step']) <= step)
+        seconds = perf_counter() - self._since
+        means = {name: total / self._steps for name, total in self._sums.items()}
+        images = 2 * self.config.optimizer.batch * self._steps / seconds
+        row: dict[str, Any] = {'step': progress.step, 'minutes': progress.seconds / 60}
+        row |= {'rate': rate} | means
+        row |= {'images_per_second': images, 'waiting': (waited - self._waited) / seconds}
+        self.metrics.add(row)
+        shown = {name: f'{value:.3f}' for name, value in means.items()}
+        self.bar.set_postfix(shown | {'images/s': f'{images:.0f}'})
+        self._scalars('train', row, progress.step)
+        self._start_anew(waited)
+
+    def validated(self, progress: Progress, pictures: dict[str, Image]) -> None:
+        figures = progress.evaluation
+        self.validation.add(
+            {'step': progress.step, 'minutes': progress.seconds / 60} | figures
+        )
+        self._scalars('validation', figures, progress.step)
+        if self.tensorboard:
+            for name, picture in pictures.items():
+                self.tensorboard.add_image(name, picture, progress.step, dataformats='HWC')
+            self.tensorboard.flush()
+        text = ', '.join(f'{name} {value:.3f}' for name, value in figures.items())
+        self.say(f'step {progress.step}: {text}')
+
+    def say(self, text: str) -> None:
+        self.bar.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        self.bar.close()
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def _scalars(self, group: str, values: dict[str, Any], step: int) -> None:
+        if self.tensorboard:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(f'{group}/{name}', value, step)
+
+    def _start_anew(self, waited: float = 0.0) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._steps, self._since, self._waited = 0, perf_counter(), waited
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    with open(path, newline='') as file:
-        return list(csv.DictReader(file))
+def _open_tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:  # the tables say the same
+        return None
+    return SummaryWriter(folder, purge_step=step or None)
+
+
+def draw_curves(folder: Path) -> Path | None:
+    """The tables as a figure beside them; None if there is nothing to draw."""
+    metrics, validation = read_table(folder / METRICS), read_table(folder / VALIDATION)
+    if not metrics:
+        return None
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+
+    losses = [n for n in ('location', 'score', 'descriptor', 'io') if n in metrics[0]]
+    rates = [n for n in ('repeatability', 'mscore', 'cor1', 'cor3', 'cor5') if _has(validation, n)]
+    offs = [n for n in ('localization', 'shift4') if _has(validation, n)]
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
+    panels: tuple[tuple[str, Rows, list[str]], ...] = (
+        ('losses, each relative to its first value', metrics, losses),
+        ('training', metrics, ['recall']),
+        ('validation', validation, rates),
+        ('validation, pixels', validation, offs),
+    )
+    for axis, (title, rows, names) in zip(axes.flat, panels, strict=True):
+        for name in names:
+            values = [float(row[name]) for row in rows]
+            scale = abs(values[0]) or 1.0 if axis is axes[0, 0] else 1.0
+            axis.plot([int(row['step']) for row in rows], [v / scale for v in values], label=name)
+        axis.set(title=title, xlabel='step')
+        axis.grid(alpha=0.3)
+        if names:
+            axis.legend()
+    path = folder / CURVES
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=100)
+    pyplot.close(figure)
+    return path
+
+
+def _has(rows: Rows, name: str) -> bool:
+    return bool(rows) and name in rows[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,7 +27,8 @@ class Progress:
     seconds: float = 0.0  # of training, over all resumed parts
     best: float = float('-inf')  # quality of the best validation so far
     best_step: int = -1
-    evaluation: dict[str, float] = field(default_factory=dict)  # the last validation
+    validated_step: int = -1
+    evaluation: dict[str, float] = field(default_factory=dict)  # of the last validation
 
 
 def save_state(
@@ -72,7 +72,7 @@ def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]
             metadata = file.metadata() or {}
             if metadata.get('format') != FORMAT:
                 raise FileError(f'{path} is not the state of a training run')
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         config = config_from_dict(json.loads(metadata['config']))
         return config, Progress(**json.loads(metadata['progress'])), tensors
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
@@ -102,9 +102,13 @@ def restore_state(
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Any]] = {}
+    parameters = [p for group in optimizer.param_groups for p in group['params']]
+    state: dict[int, dict[str, Tensor]] = {}
     for key, value in saved.items():
         index, _, name = key.partition('.')
+        parameter = parameters[int(index)]
+        if value.shape == parameter.shape:  # in the parameter's memory order, as it was
+            value = torch.empty_like(parameter).detach().copy_(value)
         state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()['param_groups']
     optimizer.load_state_dict({'state': state, 'param_groups': groups})

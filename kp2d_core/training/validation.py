@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.detector import KeypointDetector
-from kp2d_core.evaluation.hpatches import Sequence, load_sequences
-from kp2d_core.evaluation.protocol import Evaluation, Pair, evaluate, evaluate_pair
+from kp2d_core.evaluation.hpatches import Sequence, load_sequences, rescale
+from kp2d_core.evaluation.protocol import (
+    Evaluation,
+    Pair,
+    PairResult,
+    View,
+    evaluate,
+    evaluate_pair,
+)
 from kp2d_core.evaluation.shift import shift_test
-from kp2d_core.images import Image
+from kp2d_core.images import Image, read_image, size_of
 from kp2d_core.runtimes.torch import TorchRuntime
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.pairs import make_pair
 from kp2d_core.training.photographs import Entry, Photographs, find_photographs
+from kp2d_core.training.pictures import draw_pair
 
 SIZE = (320, 240)
 TOP_K = 300
 SHIFT = 4  # px, half a cell: where keypoints that follow the grid are worst
 SHIFT_PHOTOGRAPHS = 8
-
-Validate = Callable[[Checkpoint, str], dict[str, float]]  # weights and a device -> metrics
-
-
-def quality(metrics: dict[str, float]) -> float:
-    """One number to choose weights by: found again, matched, and good for a homography."""
-    return (metrics['repeatability'] + metrics['mscore'] + metrics['auc3']) / 3
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,56 @@ class MadePair:
     first_to_second: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Validation:
+    """Pairs to validate on: sequences of photographs, or pairs made of one photograph each."""
+
+    pairs: list[MadePair]  # made pairs, or, of sequences, a few to draw
+    sequences: list[Sequence]
+    shifted: list[Image]  # photographs for the shift test
+
+    def measure(self, checkpoint: Checkpoint, device: str) -> dict[str, float]:
+        """Metrics at 320x240 with 300 points, and the quality to choose by."""
+        detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
+        if self.sequences:
+            evaluation = evaluate(detector.detect, self.sequences, size=SIZE, top_k=TOP_K)
+            return _summary(evaluation.mean())
+        results = [_measure_pair(detector, pair) for pair in self.pairs]
+        metrics = Evaluation('', SIZE, TOP_K, 1, results).mean()
+        shift = shift_test(detector.detect, self.shifted, [SHIFT], size=SIZE, top_k=TOP_K)
+        return _summary(metrics) | {'shift4': shift[0].localization}
+
+    def draw(self, checkpoint: Checkpoint, device: str, count: int) -> dict[str, Image]:
+        """Pictures of the first `count` pairs."""
+        runtime = TorchRuntime(checkpoint, device=device)
+        detector = KeypointDetector(runtime)
+        pictures: dict[str, Image] = {}
+        for number, pair in enumerate(self.pairs[:count]):
+            drawn = draw_pair(
+                detector, runtime.network, pair.first, pair.second, pair.first_to_second
+            )
+            pictures |= {f'pair {number}/{name}': picture for name, picture in drawn.items()}
+        return pictures
+
+
 def make_validation(
     folder: Path | None, held_out: list[Entry], config: TrainingConfig
-) -> Validate | None:
+) -> Validation | None:
     """On a folder in HPatches layout, on a folder of photographs, or on those held out."""
     if folder is not None and is_hpatches(folder):
         sequences = load_sequences(folder)
-        return lambda checkpoint, device: validate_on_sequences(checkpoint, device, sequences)
+        return Validation([_last_pair(sequence) for sequence in sequences], sequences, [])
     entries: list[Entry] = [*find_photographs([folder])] if folder is not None else held_out
     if not entries:
         return None
     photographs = Photographs(entries, short_side=2 * SIZE[1])
-    pairs = make_pairs(photographs, config)
     shifted = [photographs[i] for i in range(min(SHIFT_PHOTOGRAPHS, len(photographs)))]
-    return lambda checkpoint, device: validate_on_pairs(checkpoint, device, pairs, shifted)
+    return Validation(make_pairs(photographs, config), [], shifted)
+
+
+def quality(metrics: dict[str, float]) -> float:
+    """One number to choose weights by: found again, matched, and good for a homography."""
+    return (metrics['repeatability'] + metrics['mscore'] + metrics['auc3']) / 3
 
 
 def is_hpatches(folder: Path) -> bool:
@@ -75,28 +112,18 @@ def make_pairs(photographs: Photographs, config: TrainingConfig) -> list[MadePai
     return made
 
 
-def validate_on_pairs(
-    checkpoint: Checkpoint, device: str, pairs: list[MadePair], photographs: list[Image]
-) -> dict[str, float]:
-    detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
-    results = [
-        evaluate_pair(
-            Pair(detector.detect(pair.first), detector.detect(pair.second), pair.first_to_second),
-            SIZE,
-            TOP_K,
-        )
-        for pair in pairs
-    ]
-    metrics = Evaluation('', SIZE, TOP_K, 1, results).mean()
-    shift = shift_test(detector.detect, photographs, [SHIFT], size=SIZE, top_k=TOP_K)
-    return _summary(metrics) | {'shift4': shift[0].localization}
+def _measure_pair(detector: KeypointDetector, pair: MadePair) -> PairResult:
+    views = (View(i, detector.detect(i), SIZE) for i in (pair.first, pair.second))
+    return evaluate_pair(Pair(*views, pair.first_to_second), TOP_K)
 
 
-def validate_on_sequences(
-    checkpoint: Checkpoint, device: str, sequences: list[Sequence]
-) -> dict[str, float]:
-    detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
-    return _summary(evaluate(detector.detect, sequences, size=SIZE, top_k=TOP_K).mean())
+def _last_pair(sequence: Sequence) -> MadePair:
+    """The hardest pair of a sequence, at the size that it is measured at."""
+    number, homography = max(sequence.homographies.items())
+    images = [read_image(sequence.images[n]) for n in (1, number)]
+    scaled = rescale(homography, size_of(images[0]), size_of(images[1]), SIZE)
+    first, second = (np.asarray(cv2.resize(image, SIZE), np.uint8) for image in images)
+    return MadePair(first, second, scaled)
 
 
 def _summary(metrics: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,85 @@
+"""Frames of ROS bags to train on, thinned by time: neighbouring frames teach the same thing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from kp2d_core.errors import FileError
+from kp2d_core.images import Image
+from kp2d_core.training.photographs import shrink_to
+
+BAG_SUFFIXES = frozenset({'.bag', '.db3', '.mcap'})
+IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+SHORT_SIDE = 720  # pixels; larger frames are shrunk, as all of them are kept in memory
+
+
+def is_bag(path: Path) -> bool:
+    """A file such as drive.mcap, or a folder that rosbag2 wrote."""
+    if path.is_dir():
+        return (path / 'metadata.yaml').is_file()
+    return path.suffix.lower() in BAG_SUFFIXES
+
+
+def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> list[Image]:
+    """RGB frames of a topic (None: every image topic), at least `seconds` apart."""
+    frames: list[Image] = []
+    damaged: list[str] = []
+    with _open(path) as reader:
+        connections = _image_connections(reader, path, topic)
+        due = dict.fromkeys((connection.topic for connection in connections), 0)
+        for connection, time, data in reader.messages(connections):
+            if time < due[connection.topic]:
+                continue
+            try:
+                frames.append(_decode(reader.deserialize(data, connection.msgtype)))
+            except ValueError as error:
+                damaged.append(str(error))
+                continue
+            due[connection.topic] = time + int(seconds * 1e9)
+    if damaged:
+        print(f'skipped {len(damaged)} frames of {path}: {damaged[0]}', file=sys.stderr)
+    if not frames:
+        raise FileError(f'no frame of {path} can be used')
+    return frames
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    try:
+        from rosbags.highlevel import AnyReader, AnyReaderError
+        from rosbags.rosbag2 import ReaderError
+        from rosbags.typesys import Stores, get_typestore
+    except ImportError:
+        raise FileError('to read bags, install rosbags: pip install rosbags') from None
+    try:
+        with AnyReader([path], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as reader:
+            yield reader
+    except (AnyReaderError, ReaderError, OSError) as error:
+        raise FileError(f'{path} is not a readable bag: {error}') from error
+
+
+def _image_connections(reader: Any, path: Path, topic: str | None) -> list[Any]:
+    found = [c for c in reader.connections if c.msgtype in IMAGE_TYPES]
+    topics = sorted({connection.topic for connection in found})
+    if not found:
+        raise FileError(f'there are no images in {path}')
+    if topic is not None and topic not in topics:
+        raise FileError(f'{path} has no images on {topic}, only on {", ".join(topics)}')
+    return [connection for connection in found if topic in (None, connection.topic)]
+
+
+def _decode(message: Any) -> Image:
+    # Needs no ROS; and the core needs it only here.
+    from kp2d_ros.images import decode, decode_compressed
+
+    image = decode_compressed(message) if hasattr(message, 'format') else decode(message)
+    if image.ndim == 2:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
+    return shrink_to(np.array(image), SHORT_SIDE)  # a copy: it may be a view of the message
