@@ -87,8 +87,8 @@ class NetworkWriter:
     def enter(self) -> str:
         """Pixels less their mean; the factor is in the weights of the first convolution."""
         w = self.writer
-        x = w.add('Transpose', ['image'], 'planes', perm=[0, 3, 1, 2])
-        x = w.cast(x, np.float32, 'pixels')
+        x = w.cast('image', np.float32, 'pixels')  # first: TensorRT does nothing else to bytes
+        x = w.add('Transpose', [x], 'planes', perm=[0, 3, 1, 2])
         if self.ranges is None:
             x = w.add('Sub', [x, w.scalar('mean', 255 * INPUT_MEAN)], 'centred')
             return w.cast(x, self.dtype, 'input')
@@ -130,9 +130,9 @@ class NetworkWriter:
             return w.constant(f'{name}.weight', convolution.weight.astype(self.dtype))
         codes, scales = quantize_weight(convolution.weight)
         inputs = [
-            w.constant(f'{name}.codes', codes),
-            w.constant(f'{name}.scales', scales),
-            w.constant(f'{name}.zeros', np.zeros(len(scales), np.int8)),
+            w.constant(f'{name}.weight.codes', codes),
+            w.constant(f'{name}.weight.scales', scales),
+            w.constant(f'{name}.weight.zeros', np.zeros(len(scales), np.int8)),
         ]
         return w.add('DequantizeLinear', inputs, f'{name}.weight', axis=0)
 
@@ -200,15 +200,14 @@ class NetworkWriter:
             size if dense else channels,
             profile.height // stride, profile.width // stride, profile.height, profile.width,
         )  # fmt: skip
-        x = sample_patches(w, x, 'keypoints', shape, profile.top_k, radius=0 if dense else 1)
+        x = sample_patches(w, x, 'keypoints', shape, profile.top_k, 0 if dense else 1, self.dtype)
         if not dense:
             matrix = last.weight.transpose(2, 3, 1, 0).reshape(9 * channels, size)
-            x = w.cast(x, self.dtype, 'samples_cast')
             x = w.add(
                 'MatMul', [x, w.constant('convFbb.matrix', matrix.astype(self.dtype))], 'product'
             )
-            x = w.cast(x, np.float32, 'product_float')
-            x = w.add('Add', [x, w.constant('convFbb.bias', last.bias)], 'long_descriptors')
+            x = w.add('Add', [x, w.constant('convFbb.bias', last.bias.astype(self.dtype))], 'sum')
+        x = w.cast(x, np.float32, 'long_descriptors')
         length = w.add('ReduceL2', [x], 'length', axes=[-1], keepdims=1)
         length = w.add('Max', [length, w.scalar('tiny', TINY)], 'positive_length')
         w.add('Div', [x, length], 'descriptors')

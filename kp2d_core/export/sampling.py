@@ -11,7 +11,7 @@ channels of one), which is how runtimes lay out feature maps in memory anyway.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,11 +29,17 @@ class MapShape(NamedTuple):
 
 
 def sample_patches(
-    w: GraphWriter, features: str, keypoints: str, shape: MapShape, top_k: int, radius: int
+    w: GraphWriter,
+    features: str,
+    keypoints: str,
+    shape: MapShape,
+    top_k: int,
+    radius: int,
+    dtype: Any = np.float32,
 ) -> str:
     """(B, C, h, w) at (B, K, 2) pixels -> (B, K, taps * C), taps = (2 * radius + 1) ** 2.
 
-    Coordinates and weights are float32; the features may be float16.
+    Coordinates and shares are computed in float32, then multiplied as `dtype`, the features'.
     """
     taps, reach = 2 * radius + 1, 2 * radius + 2  # texels along one axis: of the kernel, touched
     size = np.array([shape.width, shape.height], np.float32)
@@ -65,7 +71,8 @@ def sample_patches(
     of_y = w.add('Unsqueeze', [of_y, w.indices('axes_3_5', [3, 5])], 'shares_y_outer')
     shares = w.add('Mul', [of_y, of_x], 'patch_shares')
     flat = w.indices('patch_matrix', [0, top_k, taps**2, reach**2])
-    shares = w.add('Reshape', [shares, flat], 'patch_weights')
+    shares = w.add('Reshape', [shares, flat], 'patch_shares_flat')
+    shares = w.cast(shares, dtype, 'patch_weights')
 
     # The texels themselves: (B, K, reach ** 2, C).
     column = w.add('Gather', [known, x_index], 'column', axis=2)
@@ -80,7 +87,6 @@ def sample_patches(
     x = w.add('Reshape', [features, planes], 'feature_planes')
     x = w.add('Transpose', [x], 'feature_texels', perm=[0, 2, 1])
     x = w.add('GatherND', [x, index], 'touched_texels', batch_dims=1)
-    x = w.cast(x, np.float32, 'touched_float')
     patches = w.indices('patches_of_texels', [0, top_k, reach**2, shape.channels])
     x = w.add('Reshape', [x, patches], 'patches')
     x = w.add('MatMul', [shares, x], 'taps')

@@ -1,0 +1,152 @@
+"""TensorRT engines from exported graphs: parse, build, show progress. 10.3 to 11.x, and RTX.
+
+The graph carries its types, so the network is strongly typed and one way of building serves all
+versions. TensorRT-RTX needs no device to build; TensorRT builds for the device of the machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from kp2d_core.export.profile import TENSORRT_TOP_K, Profile
+
+PACKAGES = ('tensorrt', 'tensorrt_rtx')
+MAXIMUM_BATCH = 8  # of graphs with a dynamic batch
+WORKSPACE = 1 << 30
+
+
+def load_tensorrt() -> Any:
+    """TensorRT, else TensorRT-RTX; a ValueError with the line that installs it."""
+    for package in PACKAGES:
+        if importlib.util.find_spec(package):
+            return importlib.import_module(package)
+    raise ValueError(
+        'TensorRT is not installed: pip install tensorrt (or tensorrt-rtx, for RTX GPUs)'
+    )
+
+
+def library_version(trt: Any) -> str:
+    return f'{trt.__name__} {trt.__version__}'
+
+
+def is_rtx(trt: Any) -> bool:
+    return bool(trt.__name__ == 'tensorrt_rtx')
+
+
+def build_engine(
+    trt: Any,
+    graph: bytes,
+    profile: Profile,
+    *,
+    compute_capabilities: Sequence[int] = (),
+    progress: bool = False,
+) -> bytes:
+    """The serialized engine of a graph.
+
+    compute_capabilities  such as (86, 89): the devices to build for, with TensorRT-RTX;
+                          none: the device of this machine
+    """
+    check_profile(profile)
+    logger = make_logger(trt)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse(graph):
+        errors = [str(parser.get_error(i).desc()) for i in range(parser.num_errors)]
+        raise ValueError(f'TensorRT cannot read the graph: {"; ".join(errors)}')
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE)
+    if profile.batch is None:
+        shapes = builder.create_optimization_profile()
+        shape = (profile.height, profile.width, profile.channels)
+        shapes.set_shape('image', (1, *shape), (1, *shape), (MAXIMUM_BATCH, *shape))
+        config.add_optimization_profile(shapes)
+    if compute_capabilities:
+        set_compute_capabilities(trt, config, compute_capabilities)
+    if progress:
+        config.progress_monitor = make_progress_monitor(trt)
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        raise ValueError(f'TensorRT cannot build the engine: {"; ".join(logger.errors)}')
+    return bytes(memoryview(engine))
+
+
+def check_profile(profile: Profile) -> None:
+    if profile.top_k > TENSORRT_TOP_K:
+        raise ValueError(
+            f'TensorRT keeps at most {TENSORRT_TOP_K} keypoints, {profile.top_k} are asked for'
+        )
+
+
+def set_compute_capabilities(trt: Any, config: Any, wanted: Sequence[int]) -> None:
+    if not is_rtx(trt):
+        raise ValueError(
+            'only TensorRT-RTX builds for other devices than that of this machine: '
+            'pip install tensorrt-rtx'
+        )
+    known = {
+        int(name[2:]): value
+        for name, value in trt.ComputeCapability.__members__.items()
+        if name.startswith('SM')
+    }
+    unknown = [str(capability) for capability in wanted if capability not in known]
+    if unknown:
+        raise ValueError(
+            f'TensorRT-RTX {trt.__version__} cannot build for compute capability '
+            f'{", ".join(unknown)}: it knows {", ".join(map(str, sorted(known)))}'
+        )
+    config.num_compute_capabilities = len(wanted)
+    for index, capability in enumerate(wanted):
+        config.set_compute_capability(known[capability], index)
+
+
+def make_logger(trt: Any) -> Any:
+    """Keeps what TensorRT calls errors, to say them once, in the exception."""
+
+    class ErrorLogger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self.errors.append(message.strip())
+
+    return ErrorLogger()
+
+
+def make_progress_monitor(trt: Any) -> Any:
+    """A bar for the build as a whole, and beside it what TensorRT says that it is doing."""
+    from tqdm import tqdm
+
+    class Bar(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.bar: Any = None
+            self.outermost = ''
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            if self.bar is None:
+                self.outermost = phase_name
+                self.bar = tqdm(total=num_steps, desc=phase_name, unit='step')
+            else:
+                self.bar.set_postfix_str(f'{phase_name}: {num_steps}')
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            if self.bar is not None and phase_name == self.outermost:
+                self.bar.update(step + 1 - self.bar.n)
+            elif self.bar is not None:
+                self.bar.refresh()  # the clock, at least, goes on
+            return True  # go on
+
+        def phase_finish(self, phase_name: str) -> None:
+            if self.bar is not None and phase_name == self.outermost:
+                self.bar.set_postfix_str('')
+                self.bar.update(self.bar.total - self.bar.n)
+                self.bar.close()
+                self.bar = None
+
+    return Bar()

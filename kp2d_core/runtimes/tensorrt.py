@@ -1,0 +1,132 @@
+"""TensorRT and TensorRT-RTX on an NVIDIA GPU: cached engines, pinned memory, a CUDA graph."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.export.engine import (
+    MAXIMUM_BATCH,
+    build_engine,
+    is_rtx,
+    library_version,
+    load_tensorrt,
+    make_logger,
+)
+from kp2d_core.export.engine_cache import EngineCache, EngineKey
+from kp2d_core.export.graph import OUTPUTS
+from kp2d_core.export.profile import TENSORRT_TOP_K, Profile
+from kp2d_core.export.source import ModelSource
+from kp2d_core.runtimes.compiled import Compiled, CompiledRuntime
+from kp2d_core.runtimes.cuda import CudaDevice, cuda_device
+from kp2d_core.runtimes.cuda_memory import CudaMemory, open_cuda_memory
+from kp2d_core.runtimes.protocol import Outputs, cache_folder
+
+log = logging.getLogger(__name__)
+
+
+class TensorRTRuntime(CompiledRuntime):
+    name = 'tensorrt'
+    most_keypoints = TENSORRT_TOP_K
+
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__(source)
+        self.device = cuda_device()
+        if not self.device.available:  # without one, TensorRT's runtime crashes the process
+            raise ValueError(f'runtime tensorrt cannot be used here: {self.device.problem}')
+        self.trt = load_tensorrt()
+        self.memory = open_cuda_memory()
+        self.logger = make_logger(self.trt)
+        self.runtime = self.trt.Runtime(self.logger)
+        self.cache = EngineCache(cache_folder('engines'))
+        self.description = (
+            f'{library_version(self.trt)} on {self.device.name}, {source.precision}'
+        )
+
+    def compile(self, graph: bytes, profile: Profile) -> Compiled:
+        library, device = library_version(self.trt), device_key(self.trt, self.device)
+        key = EngineKey.of(graph, profile, library, device)
+
+        def build() -> bytes:
+            log.warning('building an engine for %s: this can take minutes, once', profile)
+            return build_engine(self.trt, graph, profile, progress=True)
+
+        serialized, built = self.cache.get_or_build(key, build)
+        engine = self.runtime.deserialize_cuda_engine(serialized)
+        if engine is None and not built:  # it was whole, yet this TensorRT does not take it
+            self.cache.discard(key)
+            serialized, _ = self.cache.get_or_build(key, build)
+            engine = self.runtime.deserialize_cuda_engine(serialized)
+        if engine is None:
+            raise RuntimeError(f'TensorRT does not take its engine: {self.logger.errors}')
+        return EngineRun(engine, profile, self.descriptor_size, self.memory)
+
+
+def device_key(trt: Any, device: CudaDevice) -> str:
+    """What an engine is bound to: with RTX the compute capability, else the very GPU."""
+    major, minor = device.compute_capability
+    return f'sm_{major}{minor}' if is_rtx(trt) else f'{device.name} sm_{major}{minor}'
+
+
+class EngineRun:
+    """One engine with its buffers; calling it runs a batch."""
+
+    def __init__(
+        self, engine: Any, profile: Profile, descriptor_size: int, memory: CudaMemory
+    ) -> None:
+        self.engine = engine  # must outlive the context
+        self.context = engine.create_execution_context()
+        if self.context is None:
+            raise RuntimeError('TensorRT cannot create an execution context: is memory short?')
+        self.memory = memory
+        self.profile = profile
+        batch = profile.batch or MAXIMUM_BATCH
+        top_k = profile.top_k
+        image = (batch, profile.height, profile.width, profile.channels)
+        self.image = memory.buffer(image, np.uint8)
+        shapes = {
+            'keypoints': (batch, top_k, 2),
+            'scores': (batch, top_k),
+            'descriptors': (batch, top_k, descriptor_size),
+        }
+        self.outputs = [memory.buffer(shapes[name], np.float32) for name in OUTPUTS]
+        self.context.set_tensor_address('image', self.image.address)
+        for name, buffer in zip(OUTPUTS, self.outputs, strict=True):
+            self.context.set_tensor_address(name, buffer.address)
+        self.launch = self.enqueue
+        if profile.batch is not None:
+            self.launch = self.captured()
+
+    def __call__(self, images: NDArray[np.uint8]) -> Outputs:
+        count = len(images)
+        if count > len(self.image.host):  # only with a dynamic batch
+            parts = [self(images[i : i + MAXIMUM_BATCH]) for i in range(0, count, MAXIMUM_BATCH)]
+            keypoints, scores, descriptors = (np.concatenate(x) for x in zip(*parts, strict=True))
+            return keypoints, scores, descriptors
+        if self.profile.batch is None:
+            self.context.set_input_shape('image', images.shape)
+        np.copyto(self.image.host[:count], images)
+        self.launch()
+        self.memory.synchronize()
+        keypoints, scores, descriptors = (buffer.host[:count].copy() for buffer in self.outputs)
+        return keypoints, scores, descriptors
+
+    def enqueue(self) -> None:
+        self.memory.upload(self.image)
+        if not self.context.execute_async_v3(self.memory.stream):
+            raise RuntimeError('TensorRT refused to run the engine')
+        for buffer in self.outputs:
+            self.memory.download(buffer)
+
+    def captured(self) -> Any:
+        """Upload, network and download as one CUDA graph; as single calls where that fails."""
+        self.enqueue()  # TensorRT sets itself up in the first run, which a graph must not record
+        self.memory.synchronize()
+        try:
+            return self.memory.capture(self.enqueue)
+        except RuntimeError as error:
+            log.warning('no CUDA graph, running without: %s', error)
+            return self.enqueue
