@@ -185,9 +185,12 @@ class KeypointNode(LifecycleNode):
             self.statistics.count('skipped')
 
     def _count_lost(self, sequence: int) -> None:
-        """Gaps in the publisher's numbering. Two publishers on one topic cannot be told apart."""
+        """Gaps in the publisher's numbering; of two publishers they cannot be told apart."""
+        if not self._inputs or self._inputs[0].get_publisher_count() != 1:
+            self._last_sequence = 0
+            return
         missing = sequence - self._last_sequence - 1
-        if self._last_sequence and missing > 0 and self._inputs[0].get_publisher_count() == 1:
+        if self._last_sequence and missing > 0:
             self.statistics.count('lost', missing)
         self._last_sequence = sequence
 

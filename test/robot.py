@@ -141,6 +141,7 @@ class Robot:
         heard: list[Any] = []
         subscription = self.node.create_subscription(kind, topic, heard.append, qos)
         self.wait(subscription.get_publisher_count, f'a publisher of {topic}')
+        self.spin(0.3)  # the other side matches a little later
         self._last_subscription = subscription
         return heard
 
@@ -174,11 +175,15 @@ class Robot:
     def exchange(
         self, publisher: Any, message: Any, heard: list[Any], timeout: float = PATIENCE
     ) -> Any:
-        """Publish a message; what is heard with its stamp."""
-        publisher.publish(message)
+        """Publish a message; what is heard with its stamp. Sent again if there is no answer."""
         stamp = message.header.stamp
+        sent = -float('inf')
 
         def answer() -> Any:
+            nonlocal sent
+            if time.monotonic() - sent > 10:
+                publisher.publish(message)
+                sent = time.monotonic()
             return next((m for m in heard if m.header.stamp == stamp), None)
 
         return self.wait(answer, 'what comes of an image', timeout)
