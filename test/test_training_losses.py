@@ -1,0 +1,284 @@
+"""Losses: small cases worked out by hand, gradients, and no NaN whatever comes in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kp2d_core.architecture import Architecture
+from kp2d_core.networks import IONet, KeyPointNet, Maps
+from kp2d_core.training import losses
+from kp2d_core.training.config import LossConfig, NetworkConfig, TrainingConfig
+from kp2d_core.training.model import TrainingModel, halves
+
+IDENTITY = torch.eye(3)[None]
+
+
+def shift(x: float, y: float) -> Tensor:
+    return torch.tensor([[[1, 0, x], [0, 1, y], [0, 0, 1.0]]])
+
+
+def test_warp_divides_by_depth_and_sends_what_is_behind_far_away():
+    matrix = torch.tensor([[[2.0, 0, 1], [0, 2, 0], [0, 0.5, 1]]])
+    points = torch.tensor([[[3.0, 2.0], [3.0, -4.0]]])
+    warped = losses.warp(points, matrix)
+    assert warped[0, 0].tolist() == [3.5, 2.0]  # (7, 4) / 2
+    assert (warped[0, 1] < -1000).all()  # depth -1
+
+
+def test_masked_mean_is_a_mean_of_means_and_takes_images_without_a_point():
+    values = torch.tensor([[1.0, 3.0, 100.0], [7.0, math.inf, 5.0], [9.0, 9.0, 9.0]])
+    valid = torch.tensor([[True, True, False], [True, False, False], [False] * 3])
+    assert losses.masked_mean(values, valid).item() == pytest.approx((2 + 7 + 0) / 3)
+    weights = torch.tensor([[3.0, 1.0, 1.0]]).expand(3, 3)
+    assert losses.masked_mean(values, valid, weights).item() == pytest.approx((1.5 + 7) / 3)
+
+
+def grid_of_points(rows: int = 4, columns: int = 5) -> Tensor:
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing='ij')
+    return torch.stack([8 * x + 3.5, 8 * y + 3.5], -1).reshape(1, -1, 2).float()
+
+
+def test_association_finds_the_nearest_inside_and_within_the_threshold():
+    source = grid_of_points()
+    target = source + torch.tensor([1.0, 0.0])
+    found = losses.associate(source, target, shift(8, 0), (4, 5), threshold=4)
+    inner = [r * 5 + c for r in (1, 2) for c in (1, 2, 3)]  # the border ring is out
+    assert found.visible[0].nonzero()[:, 0].tolist() == inner
+    # A cell to the right, and there 1 px off.
+    assert found.nearest[0, inner].tolist() == [i + 1 for i in inner]
+    assert found.distance[0, inner].tolist() == pytest.approx([1.0] * 6, abs=1e-4)
+    assert losses.location_loss(found.distance, found.valid).item() == pytest.approx(1, abs=1e-4)
+    far = losses.associate(source, target, shift(8, 0), (4, 5), threshold=0.5)
+    assert not far.valid.any() and far.visible.any()
+
+
+def test_location_loss_can_weigh_by_score():
+    apart = torch.tensor([[1.0, 3.0]])
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    weights = torch.tensor([[0.9, 0.3]]) ** 2
+    expected = (0.81 * 1 + 0.09 * 3) / 0.9
+    assert losses.location_loss(apart, valid, weights).item() == pytest.approx(expected)
+
+
+def test_exclusion_is_a_square_and_knows_the_invisible():
+    warped = torch.tensor([[[0.0, 0.0], [7.0, 7.0], [9.0, 0.0], [50.0, 50.0]]])
+    visible = torch.tensor([[True, True, True, False]])
+    barred = losses.excluded(warped, visible, relaxation=8)
+    assert barred[0, 0].tolist() == [True, True, False, True]
+    assert barred[0, 2].tolist() == [False, True, True, True]
+
+
+# Three anchors; similarity to the three positives. Point 1 is excluded for point 0.
+SIMILARITY = torch.tensor([[[0.9, 0.95, 0.5], [0.2, 0.4, 0.8], [0.0, 0.1, 1.0]]])
+VISIBLE = torch.ones(1, 3, dtype=torch.bool)
+BARRED = torch.eye(3, dtype=torch.bool)[None] | torch.tensor(
+    [[[0, 1, 0], [1, 0, 0], [0, 0, 0]]], dtype=torch.bool
+)
+
+
+def test_triplet_takes_the_hardest_negative_that_is_not_excluded():
+    def apart(similarity: float) -> float:
+        return math.sqrt(2 - 2 * similarity)
+
+    expected = [
+        max(0, apart(0.9) - apart(0.5) + 0.2),  # 0.95 is excluded
+        max(0, apart(0.4) - apart(0.8) + 0.2),
+        max(0, 0.001 - apart(0.1) + 0.2),
+    ]
+    loss = losses.triplet_loss(SIMILARITY, VISIBLE, BARRED, 0.2)
+    assert loss.item() == pytest.approx(sum(expected) / 3, abs=1e-4)
+    assert losses.recall(SIMILARITY, VISIBLE, BARRED).item() == pytest.approx(2 / 3)
+
+
+def test_infonce_is_a_symmetric_cross_entropy():
+    def entropy(wanted: float, *others: float) -> float:
+        return math.log(sum(math.exp(s / 0.1) for s in (wanted, *others))) - wanted / 0.1
+
+    forward = [entropy(0.9, 0.5), entropy(0.4, 0.8), entropy(1.0, 0.0, 0.1)]
+    backward = [entropy(0.9, 0.0), entropy(0.4, 0.1), entropy(1.0, 0.5, 0.8)]
+    loss = losses.infonce_loss(SIMILARITY, VISIBLE, BARRED, 0.1)
+    assert loss.item() == pytest.approx((sum(forward) + sum(backward)) / 6, rel=1e-4)
+
+
+def test_infonce_ignores_the_invisible():
+    visible = torch.tensor([[True, True, False]])
+    barred = BARRED | ~visible[:, None]
+    with_it = losses.infonce_loss(SIMILARITY, visible, barred, 0.1)
+    without = losses.infonce_loss(SIMILARITY[:, :2, :2], visible[:, :2], BARRED[:, :2, :2], 0.1)
+    assert with_it.item() == pytest.approx(without.item(), abs=1e-5)
+
+
+def test_score_loss_rewards_points_nearer_than_the_average():
+    source = torch.tensor([[0.8, 0.6]], requires_grad=True)
+    target = torch.tensor([[0.4, 0.2]], requires_grad=True)
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    pairing = losses.Association(
+        torch.zeros(1, 2, 2), valid, torch.tensor([[0, 1]]), torch.tensor([[1.0, 3.0]]), valid
+    )
+    loss = losses.score_loss(source, target, target.detach(), pairing)
+    # The average distance is 2: (0.6 * (1 - 2) + 0.4 * (3 - 2)) / 2, and a squared difference.
+    assert loss.item() == pytest.approx(-0.1 + 0.16, abs=1e-6)
+    loss.backward()
+    assert target.grad.tolist()[0] == pytest.approx([-0.25, 0.25])  # of the first term
+
+
+def test_scores_are_sampled_between_cell_centres():
+    scores = torch.arange(12.0).reshape(1, 1, 3, 4)
+    points = torch.tensor([[[3.5, 3.5], [11.5, 3.5], [7.5, 11.5], [-5.0, 0.0]]])
+    assert losses.sample_scores(scores, points)[0].tolist() == pytest.approx([0, 1, 4.5, 0])
+
+
+def test_lowest_scored_skips_the_border_ring():
+    scores = torch.zeros(1, 1, 4, 5)
+    scores[0, 0, 1:3, 1:4] = torch.tensor([[0.6, 0.1, 0.5], [0.4, 0.3, 0.2]])
+    keypoints = grid_of_points().transpose(1, 2).reshape(1, 2, 4, 5)
+    chosen = losses.lowest_scored(Maps(scores, keypoints, torch.zeros(1, 2, 8, 10)), 2)
+    assert chosen[0].tolist() == [[19.5, 11.5], [27.5, 19.5]]
+    everything = losses.lowest_scored(Maps(scores, keypoints, torch.zeros(1, 2, 8, 10)), 300)
+    assert everything.shape == (1, 6, 2)
+
+
+class Answers(IONet):
+    """Says what it is told, and remembers what it was asked."""
+
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        self.asked = pairs
+        return self.answer
+
+
+def test_io_loss_asks_of_the_nearest_descriptors_and_labels_by_distance():
+    scores = torch.arange(16.0).reshape(1, 1, 4, 4) / 16
+    keypoints = grid_of_points(4, 4).transpose(1, 2).reshape(1, 2, 4, 4)
+    source = Maps(scores, keypoints, torch.randn(1, 64, 16, 16))
+    answer = torch.tensor([[0.5, 1.0, -1.0, 1.0]])
+    io_net = Answers(answer)
+    loss = losses.io_loss(io_net, source, source, IDENTITY, 300, 4.0)
+    # Every point matches itself: all four labels are +1.
+    assert loss.item() == pytest.approx((0.25 + 0 + 4 + 0) / 2 / 4)
+    # Pixel 11.5 of 0..31 and 19.5 are -0.258 and 0.258 in [-1, 1].
+    assert io_net.asked[0, :2, 0].tolist() == pytest.approx([-0.2581, -0.2581], abs=1e-3)
+    assert torch.equal(io_net.asked[0, :2], io_net.asked[0, 2:4])
+    assert io_net.asked[0, 4].max() < 0.01
+    moved = losses.io_loss(io_net, source, source, shift(6, 0), 300, 4.0)
+    assert moved.item() == 0  # no inlier: nothing to learn from
+
+
+def small_model(**loss: object) -> tuple[TrainingModel, Tensor]:
+    torch.manual_seed(0)
+    config = TrainingConfig(
+        network=NetworkConfig('small', 4, 16, dropout=0.0),
+        loss=replace(LossConfig(io_points=30), **loss),
+    )
+    images = torch.randint(0, 200, (2, 64, 80, 3), dtype=torch.uint8)
+    noise = torch.randint(0, 50, (2, 64, 80, 3), dtype=torch.uint8)
+    return TrainingModel(config), torch.cat([images, images + noise])
+
+
+def test_io_loss_alone_moves_descriptors_and_locations():
+    """Variant V3: no descriptor loss, and the location loss off too."""
+    model, images = small_model(descriptor='none', location=0.0, score=0.0)
+    loss, parts = model(images, IDENTITY.expand(2, 3, 3), 0)
+    assert set(parts) == {'location', 'io', 'total', 'recall'}
+    loss.backward()
+    for layer in (model.network.convFbb, model.network.convPb):
+        assert layer.weight.grad.abs().max() > 0
+    assert model.network.convDb.weight.grad is None or not model.network.convDb.weight.grad.any()
+
+
+def test_descriptor_loss_moves_descriptors_and_not_locations():
+    for kind in ('triplet', 'infonce'):
+        model, images = small_model(descriptor=kind, location=0.0, score=0.0, io=0.0)
+        matrices = shift(3, 2).expand(2, 3, 3)
+        model(images, matrices, 0)[0].backward()
+        assert model.network.convFbb.weight.grad.abs().max() > 0
+        grad = model.network.convPb.weight.grad
+        assert grad is None or not grad.any()
+
+
+def test_location_loss_pulls_points_together():
+    source = grid_of_points().requires_grad_()
+    found = losses.associate(source, grid_of_points(), shift(2, 0), (4, 5), 4)
+    losses.location_loss(found.distance, found.valid).backward()
+    assert source.grad[0, 6].tolist() == pytest.approx([1 / 6, 0], abs=1e-4)  # go left
+
+
+def test_infonce_as_a_start_gives_way_to_the_triplet():
+    config = LossConfig(descriptor='triplet', infonce_steps=10, io=0.0, score=0.0)
+    model, images = small_model()
+    source, target = halves(model.maps(images))
+    matrices = shift(3, 2).expand(2, 3, 3)
+
+    def descriptor(step: int) -> float:
+        return losses.total_loss(source, target, matrices, model.io_net, config, step)[1][
+            'descriptor'
+        ].item()
+
+    assert descriptor(9) > 1 > descriptor(10)  # log of many points; at most about the margin
+
+
+STRANGE = {
+    'black': torch.zeros(4, 64, 80, 3, dtype=torch.uint8),
+    'identical': torch.full((4, 64, 80, 3), 127, dtype=torch.uint8),
+    'noise': torch.randint(0, 256, (4, 64, 80, 3), dtype=torch.uint8),
+}
+MATRICES = {
+    'identity': torch.eye(3),
+    'nothing in common': shift(1000, 0)[0],
+    'behind the camera': torch.tensor([[1.0, 0, 0], [0, 1, 0], [-0.1, 0, -1]]),
+    'one point': torch.diag(torch.tensor([0.01, 0.01, 1.0])),
+}
+
+
+@pytest.mark.parametrize('matrix', MATRICES)
+@pytest.mark.parametrize('images', STRANGE)
+@pytest.mark.parametrize('descriptor', ['triplet', 'infonce'])
+def test_never_nan(images, matrix, descriptor):
+    model, _ = small_model(descriptor=descriptor, location_score_power=2.0)
+    loss, parts = model(STRANGE[images], MATRICES[matrix].expand(2, 3, 3), 0)
+    loss.backward()
+    assert all(torch.isfinite(value) for value in parts.values())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+
+
+def test_descriptor_distance_has_a_finite_gradient_everywhere():
+    similarity = torch.tensor([1.0, 1.0 + 1e-6, -1.0, 0.0], requires_grad=True)
+    losses.descriptor_distance(similarity).sum().backward()
+    assert torch.isfinite(similarity.grad).all()
+
+
+def test_a_batch_costs_the_mean_of_its_parts():
+    """So that processes which share a batch average to what one process computes."""
+    torch.manual_seed(1)
+    network = KeyPointNet(Architecture('small', 4, 16), dropout=0.0).eval()
+    io_net = IONet().eval()
+    images = torch.rand(8, 3, 64, 80)
+    matrices = torch.stack([shift(3 * i, -2 * i)[0] for i in range(4)])
+    config = LossConfig(io_points=30)
+    maps = network(images)
+    source, target = halves(maps)
+    whole = losses.total_loss(source, target, matrices, io_net, config, 0)[1]
+    parts = [
+        losses.total_loss(
+            Maps(*(v[i : i + 2] for v in source)),
+            Maps(*(v[i : i + 2] for v in target)),
+            matrices[i : i + 2],
+            io_net,
+            config,
+            0,
+        )[1]
+        for i in (0, 2)
+    ]
+    for name, value in whole.items():
+        assert value.item() == pytest.approx(
+            (parts[0][name].item() + parts[1][name].item()) / 2, abs=1e-5
+        ), name
