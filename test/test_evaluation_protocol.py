@@ -1,0 +1,187 @@
+"""The protocol from folders to figures, with OpenCV's own methods as extractors."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from sequences import write_sequences
+
+from kp2d_core.errors import FileError
+from kp2d_core.evaluation.baselines import BASELINES, baseline, unit_descriptors
+from kp2d_core.evaluation.hpatches import load_sequences
+from kp2d_core.evaluation.metrics import descriptor_distances
+from kp2d_core.evaluation.paper import paper_rows, rows_beside
+from kp2d_core.evaluation.protocol import METRICS, evaluate, split_evaluation
+from kp2d_core.evaluation.study import Study, to_json
+from kp2d_core.evaluation.tables import format_study
+from kp2d_core.features import Features
+
+
+@pytest.fixture(scope='module')
+def sequences(tmp_path_factory, photographs):
+    return load_sequences(write_sequences(tmp_path_factory.mktemp('data'), photographs))
+
+
+@pytest.fixture(scope='module')
+def sift(sequences):
+    return evaluate(baseline('sift'), sequences, seeds=3, name='sift')
+
+
+def nothing(image):
+    return Features(np.empty((0, 2), np.float32), np.empty(0, np.float32), np.empty((0, 8)))
+
+
+def test_identical_images_are_perfect(sift):
+    same = sift.only(['i_same']).mean()
+    assert same['repeatability'] == same['mscore'] == same['precision'] == 1
+    assert same['localization'] == 0
+    assert same['cor1'] == same['cor3'] == same['cor5'] == 1
+    assert max(sift.only(['i_same']).pairs[0].corner_errors) < 1e-3
+
+
+def test_figures_are_plausible_and_means_of_the_pairs(sift):
+    mean = sift.mean()
+    assert len(sift.pairs) == 5
+    assert 0.4 < mean['mscore'] < 1 and 0.4 < mean['repeatability'] < 1
+    assert 0 < mean['localization'] < 2
+    for name in METRICS:
+        assert mean[name] == pytest.approx(np.mean([pair.metrics()[name] for pair in sift.pairs]))
+    assert sift.failures() == 0
+    assert len(sift.milliseconds) == 8 and sift.time() > 0
+
+
+def test_two_evaluations_agree(sequences, sift):
+    assert evaluate(baseline('sift'), sequences, seeds=3).pairs == sift.pairs
+
+
+def test_splits_share_the_pairs(sequences, sift):
+    parts = split_evaluation(sift, sequences, ['all', 'illumination', 'viewpoint', 'coffee', 'x'])
+    assert {split: len(part.pairs) for split, part in parts.items()} == {
+        'all': 5, 'illumination': 3, 'viewpoint': 2, 'coffee': 2,
+    }  # fmt: skip
+
+
+def test_every_image_is_extracted_once_at_the_size_asked_for(sequences):
+    extract, shapes = baseline('orb'), []
+
+    def watched(image):
+        shapes.append(image.shape)
+        return extract(image)
+
+    pairs = []
+    evaluate(watched, sequences, size=(160, 120), watch=lambda *pair: pairs.append(pair))
+    assert shapes == [(120, 160, 3)] * 8
+    assert [(pair.sequence, pair.target) for pair, _ in pairs][:3] == [
+        ('i_coffee', 2), ('i_coffee', 3), ('i_same', 2),
+    ]  # fmt: skip
+
+
+def test_order_of_the_features_does_not_matter(sequences, sift):
+    extract = baseline('sift')
+
+    def backwards(image):
+        return extract(image)[::-1]
+
+    shuffled = evaluate(backwards, sequences, seeds=1).mean()
+    for name in ('repeatability', 'localization', 'mscore'):
+        assert shuffled[name] == pytest.approx(sift.mean()[name], abs=0.02)
+
+
+def test_an_extractor_that_finds_nothing_fails_every_pair(sequences):
+    evaluation = evaluate(nothing, sequences, seeds=2)
+    assert evaluation.failures() == len(evaluation.pairs) == 5
+    mean = evaluation.mean()
+    assert all(math.isfinite(value) and value >= 0 for value in mean.values())
+    assert mean['localization'] == 3
+    assert not any(mean[name] for name in mean if name != 'localization')
+    study = Study('data', (320, 240), 300, 2, ['all'], sequences=sequences,
+                  methods={'nothing': ''}, evaluations={'nothing': evaluation})  # fmt: skip
+    written = json.dumps(to_json(study), allow_nan=False)
+    assert json.loads(written)['methods']['nothing']['pairs'][0]['corner_errors'] == [None, None]
+    assert ' nan' not in format_study(study)
+
+
+def test_a_damaged_image_is_named(tmp_path, photographs):
+    folder = write_sequences(tmp_path, photographs)
+    (folder / 'i_same' / '2.png').write_bytes(b'not an image')
+    with pytest.raises(FileError, match='2.png is not an image'):
+        evaluate(nothing, load_sequences(folder))
+
+
+@pytest.mark.parametrize('wrong', [{'top_k': 0}, {'seeds': 0}, {'size': (0, 240)}])
+def test_settings_are_checked(sequences, wrong):
+    with pytest.raises(ValueError, match='must be 1 or more'):
+        evaluate(nothing, sequences, **wrong)
+    with pytest.raises(ValueError, match='no sequence'):
+        evaluate(nothing, [])
+
+
+@pytest.mark.parametrize('name', BASELINES)
+def test_baselines(name, photographs):
+    features = baseline(name)(photographs['astronaut'])
+    assert len(features) > 200 and len(features.descriptors) == len(features)
+    assert (np.diff(features.scores) <= 0).all()
+    assert np.linalg.norm(features.descriptors, axis=1) == pytest.approx(1, abs=1e-4)
+    assert features.image_size == (512, 512)
+    assert len(baseline(name)(np.zeros((120, 160, 3), np.uint8))) == 0
+
+
+def test_unknown_baseline():
+    with pytest.raises(ValueError, match="no baseline 'surf': choose from sift, orb"):
+        baseline('surf')
+
+
+def test_unit_vectors_of_bits_keep_the_hamming_order():
+    bits = np.random.default_rng(0).integers(0, 256, (40, 61), np.uint8)
+    hamming = np.unpackbits(bits[:, None] ^ bits[None], axis=2).sum(axis=2)
+    unit = unit_descriptors(bits)
+    points = np.zeros((40, 2), np.float32)
+    features = Features(points, points[:, 0], unit)
+    distances = descriptor_distances(features, features)
+    assert distances == pytest.approx(hamming * 4 / (61 * 8), abs=1e-5)
+
+
+def test_the_papers_tables_are_whole():
+    rows = paper_rows((320, 240), 300, 'all')
+    methods = [row.method for row in rows]
+    assert {f'KP2D V{number}' for number in range(5)} <= set(methods)
+    assert {'ORB', 'SURF', 'BRISK', 'SIFT', 'SuperPoint', 'UnsuperPoint', 'KP2D'} <= set(methods)
+    for size, top_k in (((320, 240), 300), ((640, 480), 1000)):
+        for split in ('all', 'illumination', 'viewpoint', 'bark', 'v_boat', 'graffiti'):
+            for row in paper_rows(size, top_k, split):
+                assert set(row.metrics) == set(METRICS), row
+                shares = [value for name, value in row.metrics.items() if name != 'localization']
+                assert all(0 <= share <= 1 for share in shares)
+                assert row.metrics['cor1'] <= row.metrics['cor3'] <= row.metrics['cor5']
+    assert len(paper_rows((640, 480), 1000, 'all')) == 11
+    assert paper_rows((640, 480), 300, 'all') == ()
+    sift = next(row for row in paper_rows((320, 240), 300, 'v_graffiti') if row.method == 'SIFT')
+    assert (sift.metrics['repeatability'], sift.metrics['mscore']) == (0.515, 0.237)
+
+
+def test_which_rows_stand_beside_ours():
+    def methods(which):
+        rows = rows_beside(['sift', 'mine'], (320, 240), 300, 'bark', which)
+        return [row.method for row in rows]
+
+    assert methods('same') == ['KP2D', 'SIFT']
+    assert methods('all') == ['KP2D', 'ORB', 'SIFT']
+    assert methods('none') == []
+
+
+def test_agreement_with_the_paper(shared_data):
+    sequences = load_sequences(shared_data / 'hpatches_mini', ['graffiti', 'bark'])
+    for name in ('sift', 'orb'):
+        evaluation = evaluate(baseline(name), sequences)
+        for sequence in ('graffiti', 'bark'):
+            ours = evaluation.only([f'v_{sequence}']).mean()
+            [paper] = [
+                row.metrics
+                for row in paper_rows((320, 240), 300, sequence)
+                if row.method == name.upper()
+            ]
+            for metric in ('repeatability', 'mscore'):
+                assert ours[metric] == pytest.approx(paper[metric], abs=0.03), (name, sequence)
