@@ -232,16 +232,14 @@ def names_used() -> set[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Attribute):
                 continue
-            owner = node.value
-            if isinstance(owner, ast.Name) and owner.id in CLASSES:
-                found.add((owner.id, node.attr))
-            elif isinstance(owner, ast.Attribute) and owner.attr in ('context', 'runtime'):
-                found.add((owner.attr, node.attr))
-            elif isinstance(owner, ast.Attribute) and ast.unparse(owner.value) == 'trt':
-                found.add((owner.attr, node.attr))
+            owner = ast.unparse(node.value)
+            if owner.startswith('trt.') and owner.count('.') == 1:
+                found.add((owner.removeprefix('trt.'), node.attr))
+            elif owner.removeprefix('self.') in CLASSES:
+                found.add((owner.removeprefix('self.'), node.attr))
     return {
         (owner, name) for owner, name in found
-        if not name.startswith('__') and owner != 'ComputeCapability'
+        if not name.startswith('__') and owner not in ('ComputeCapability', '__name__')
     }  # fmt: skip
 
 

@@ -36,6 +36,12 @@ def is_rtx(trt: Any) -> bool:
     return bool(trt.__name__ == 'tensorrt_rtx')
 
 
+def device_key(trt: Any, name: str, compute_capability: tuple[int, int]) -> str:
+    """What an engine is bound to: with RTX the compute capability, else the very GPU."""
+    capability = 'sm_{}{}'.format(*compute_capability)
+    return capability if is_rtx(trt) else f'{name} {capability}'
+
+
 def build_engine(
     trt: Any,
     graph: bytes,
@@ -131,20 +137,20 @@ def make_progress_monitor(trt: Any) -> Any:
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             if self.bar is None:
                 self.outermost = phase_name
-                self.bar = tqdm(total=num_steps, desc=phase_name, unit='step')
+                self.bar = tqdm(total=num_steps, desc=phase_name, unit='step', miniters=0)
             else:
-                self.bar.set_postfix_str(f'{phase_name}: {num_steps}')
+                self.bar.set_postfix_str(phase_name, refresh=False)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             if self.bar is not None and phase_name == self.outermost:
                 self.bar.update(step + 1 - self.bar.n)
             elif self.bar is not None:
-                self.bar.refresh()  # the clock, at least, goes on
+                self.bar.update(0)  # the clock, at least, goes on
             return True  # go on
 
         def phase_finish(self, phase_name: str) -> None:
             if self.bar is not None and phase_name == self.outermost:
-                self.bar.set_postfix_str('')
+                self.bar.set_postfix_str('', refresh=False)
                 self.bar.update(self.bar.total - self.bar.n)
                 self.bar.close()
                 self.bar = None

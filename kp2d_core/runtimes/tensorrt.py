@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kp2d_core.export.engine import (
     MAXIMUM_BATCH,
     build_engine,
-    is_rtx,
+    device_key,
     library_version,
     load_tensorrt,
     make_logger,
@@ -21,7 +21,7 @@ from kp2d_core.export.graph import OUTPUTS
 from kp2d_core.export.profile import TENSORRT_TOP_K, Profile
 from kp2d_core.export.source import ModelSource
 from kp2d_core.runtimes.compiled import Compiled, CompiledRuntime
-from kp2d_core.runtimes.cuda import CudaDevice, cuda_device
+from kp2d_core.runtimes.cuda import cuda_device
 from kp2d_core.runtimes.cuda_memory import CudaMemory, open_cuda_memory
 from kp2d_core.runtimes.protocol import Outputs, cache_folder
 
@@ -47,8 +47,8 @@ class TensorRTRuntime(CompiledRuntime):
         )
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
-        library, device = library_version(self.trt), device_key(self.trt, self.device)
-        key = EngineKey.of(graph, profile, library, device)
+        device = device_key(self.trt, self.device.name, self.device.compute_capability)
+        key = EngineKey.of(graph, profile, library_version(self.trt), device)
 
         def build() -> bytes:
             log.warning('building an engine for %s: this can take minutes, once', profile)
@@ -63,12 +63,6 @@ class TensorRTRuntime(CompiledRuntime):
         if engine is None:
             raise RuntimeError(f'TensorRT does not take its engine: {self.logger.errors}')
         return EngineRun(engine, profile, self.descriptor_size, self.memory)
-
-
-def device_key(trt: Any, device: CudaDevice) -> str:
-    """What an engine is bound to: with RTX the compute capability, else the very GPU."""
-    major, minor = device.compute_capability
-    return f'sm_{major}{minor}' if is_rtx(trt) else f'{device.name} sm_{major}{minor}'
 
 
 class EngineRun:

@@ -1,0 +1,201 @@
+"""kp2d export: an ONNX model for one size and precision, and TensorRT engines ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from kp2d_core.architecture import CELL
+from kp2d_core.checkpoint import (
+    WEIGHTS_FOLDER,
+    Checkpoint,
+    find_checkpoint,
+    load_checkpoint,
+)
+from kp2d_core.commands.arguments import positive, size
+from kp2d_core.errors import FileError
+from kp2d_core.export.profile import PRECISIONS, TENSORRT_TOP_K, Profile
+from kp2d_core.export.quantization import (
+    Ranges,
+    calibration_path,
+    load_calibration,
+)
+from kp2d_core.files import atomic_write
+from kp2d_core.images import Image, find_images, read_image
+
+MOST_IMAGES = 64  # to calibrate with; more hardly change the ranges
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        'model', nargs='?', default='small', help='a shipped model or a .safetensors file'
+    )
+    parser.add_argument(
+        '-o', '--output', type=Path, metavar='FILE',
+        help='the ONNX file (default: MODEL-WIDTHxHEIGHT-PRECISION.onnx)',
+    )  # fmt: skip
+    graph = parser.add_argument_group('graph')
+    graph.add_argument(
+        '--size', type=size, default='640x480', metavar='WxH', help='of images, multiples of 8'
+    )
+    graph.add_argument(
+        '--top-k', type=positive, metavar='K',
+        help=f'keypoints that it gives (default: 1000, at most {TENSORRT_TOP_K}, or all cells)',
+    )  # fmt: skip
+    graph.add_argument(
+        '--batch', type=batch, default=1, metavar='N', help="images at once, or 'dynamic'"
+    )
+    graph.add_argument('--mono', action='store_true', help='takes gray images, not RGB')
+    graph.add_argument('--precision', choices=PRECISIONS, default='fp32', help='of the arithmetic')
+    quality = parser.add_argument_group('int8 and what a precision costs')
+    quality.add_argument(
+        '--calibrate', type=Path, metavar='FOLDER',
+        help='images like those that will come, for int8 (default: the ranges that came with '
+        'the model); the ranges are kept beside a model of yours, for int8 at any size',
+    )  # fmt: skip
+    quality.add_argument(
+        '--evaluate', type=Path, metavar='FOLDER',
+        help='sequences in HPatches layout to measure the loss on (default: pairs made of the '
+        'images of --calibrate)',
+    )  # fmt: skip
+    engines = parser.add_argument_group('TensorRT')
+    engines.add_argument(
+        '--tensorrt', action='store_true', help='also build the engine, into the engine cache'
+    )
+    engines.add_argument(
+        '--compute-capability', type=positive, nargs='+', default=[], metavar='CC',
+        help='GPUs to build for, such as 86 89, without having them (TensorRT-RTX only)',
+    )  # fmt: skip
+    engines.add_argument(
+        '--engines', type=Path, metavar='FOLDER',
+        help='the engine cache (default: ~/.cache/kp2d/engines, where nodes look)',
+    )  # fmt: skip
+
+
+def batch(text: str) -> int | None:
+    return None if text == 'dynamic' else positive(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    path = find_checkpoint(args.model)
+    checkpoint = load_checkpoint(path)
+    profile = profile_of(args)
+    images = read_some(args.calibrate) if args.calibrate else []
+    ranges = None
+    if profile.precision == 'int8':
+        ranges = find_ranges(path, checkpoint, images)
+    from kp2d_core.export.graph import build_graph  # needs onnx
+
+    graph = build_graph(checkpoint, profile, ranges).SerializeToString()
+    output = args.output or Path(f'{path.stem}-{profile.width}x{profile.height}-'
+                                 f'{profile.precision}.onnx')  # fmt: skip
+    with atomic_write(output) as temporary:
+        temporary.write_bytes(graph)
+    print(f'{output}: {profile}, {len(graph) / 1e6:.1f} MB')
+    if profile.precision != 'fp32':
+        print_loss(args, path, output, profile, images)
+    if args.tensorrt or args.compute_capability:
+        build_engines(args, graph, profile)
+    return 0
+
+
+def profile_of(args: argparse.Namespace) -> Profile:
+    width, height = args.size
+    if width % CELL or height % CELL:
+        fitting = f'{width // CELL * CELL}x{height // CELL * CELL}'
+        raise ValueError(f'--size must be multiples of {CELL}, such as {fitting}')
+    profile = Profile(height, width, 1, args.batch, args.mono, args.precision)
+    top_k = args.top_k or min(1000, profile.cells)
+    if top_k > TENSORRT_TOP_K:
+        raise ValueError(f'--top-k can be at most {TENSORRT_TOP_K}, the limit of TensorRT')
+    return replace(profile, top_k=top_k)
+
+
+def read_some(folder: Path) -> list[Image]:
+    """Images of a folder, evenly taken if there are many."""
+    if not folder.exists():
+        raise FileError(f'there is no folder {folder}')
+    paths = find_images([folder])
+    if not paths:
+        raise FileError(f'there is no image in {folder}')
+    step = max(1, len(paths) // MOST_IMAGES)
+    return [read_image(path) for path in paths[::step][:MOST_IMAGES]]
+
+
+def find_ranges(path: Path, checkpoint: Checkpoint, images: list[Image]) -> Ranges:
+    """Measured on the images and kept beside the model, or as they came with it."""
+    ranges_path = calibration_path(path)
+    if images:
+        from kp2d_core.export.calibration import calibrate
+
+        calibration = calibrate(checkpoint, images, progress=True)
+        if path.parent != WEIGHTS_FOLDER:
+            calibration.save(ranges_path)
+            print(f'{ranges_path}: int8 ranges of {len(images)} images')
+        return calibration.ranges
+    if not ranges_path.is_file():
+        raise ValueError(f'int8 needs images: --calibrate FOLDER (there is no {ranges_path})')
+    return load_calibration(ranges_path, checkpoint).ranges
+
+
+def print_loss(
+    args: argparse.Namespace, path: Path, output: Path, profile: Profile, images: list[Image]
+) -> None:
+    if not images and args.evaluate is None:
+        print(
+            f'what {profile.precision} costs was not measured: give --evaluate FOLDER or '
+            '--calibrate FOLDER'
+        )
+        return
+    from kp2d_core.detector import KeypointDetector
+    from kp2d_core.export.comparison import compare, format_comparison
+    from kp2d_core.runtimes import available_runtimes
+
+    usable = [s.name for s in available_runtimes() if s.available and s.name != 'torch']
+    if not usable:
+        print(f'what {profile.precision} costs was not measured: no runtime for ONNX is installed')
+        return
+    metrics = compare(
+        KeypointDetector.load(path, runtime=usable[0]),
+        KeypointDetector.load(output, runtime=usable[0]),
+        profile,
+        sequences=args.evaluate,
+        images=images,
+    )
+    where = args.evaluate or f'pairs made of {args.calibrate}'
+    print(f'on {where}, run by {usable[0]}:\n{format_comparison(metrics)}')
+
+
+def build_engines(args: argparse.Namespace, graph: bytes, profile: Profile) -> None:
+    from kp2d_core.export.engine import build_engine, device_key, library_version, load_tensorrt
+    from kp2d_core.export.engine_cache import EngineCache, EngineKey
+    from kp2d_core.runtimes.cuda import cuda_device
+    from kp2d_core.runtimes.protocol import cache_folder
+
+    trt = load_tensorrt()
+    cache = EngineCache(args.engines or cache_folder('engines'))
+    device = cuda_device()
+    targets: list[tuple[str, list[int]]] = [
+        (f'sm_{capability}', [capability]) for capability in args.compute_capability
+    ]
+    if not targets:
+        if not device.available:
+            raise ValueError(
+                f'{device.problem}; for other machines, name their GPUs: --compute-capability 86'
+            )
+        targets = [(device_key(trt, device.name, device.compute_capability), [])]
+    for name, capabilities in targets:
+        key = EngineKey.of(graph, profile, library_version(trt), name)
+
+        def build(capabilities: list[int] = capabilities) -> bytes:
+            return build_engine(
+                trt, graph, profile, compute_capabilities=capabilities, progress=True
+            )
+
+        engine, built = cache.get_or_build(key, build)
+        state = 'built' if built else 'in the cache already'
+        print(
+            f'{cache.path(key)}: {profile.precision} engine for {name}, {library_version(trt)}, '
+            f'{len(engine) / 1e6:.1f} MB, {state}'
+        )
