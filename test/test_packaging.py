@@ -71,8 +71,8 @@ def colcon(workspace: Path, checkout: Path, *options: str) -> Installation:
 def pip_install(prefix: Path, checkout: Path) -> Installation:
     """In a venv of its own, which sees the dependencies of this one behind itself."""
     venv.create(prefix, system_site_packages=True)
-    schemes = sysconfig.get_paths('venv', {'base': str(prefix), 'platbase': str(prefix)})
-    own, ours = Path(schemes['purelib']), sysconfig.get_path('purelib')
+    own = Path(sysconfig.get_path('purelib', 'posix_prefix', {'base': str(prefix)}))
+    ours = sysconfig.get_path('purelib')
     (own / 'dependencies.pth').write_text(f'import site; site.addsitedir({ours!r})\n')
     python = prefix / 'bin' / 'python3'
     run(python, '-m', 'pip', 'install', '--ignore-installed', '--no-deps', '--no-build-isolation',
