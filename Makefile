@@ -23,6 +23,8 @@ READY := $(VENV)/ready-$(KIND)
 
 # Nothing that is run here should meet the robots of the neighbours.
 export ROS_AUTOMATIC_DISCOVERY_RANGE ?= LOCALHOST
+# Without it Fast DDS loses many of the large messages even on one machine.
+export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
 
 .PHONY: help run test lint bench clean
 .DEFAULT_GOAL := help
