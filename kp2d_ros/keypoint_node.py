@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
+from rclpy._rclpy_pybind11 import RCLError
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.event_handler import SubscriptionEventCallbacks
@@ -57,6 +58,7 @@ class KeypointNode(LifecycleNode):
         self._health = diagnostics.Health(topic=self.resolve_topic_name(self._image_topic()))
         self._reported: dict[str, int] = {}
 
+        self._refuse_impossible_transitions()
         self.create_service(SetBool, 'enable', self._enable)
         self.create_service(Trigger, 'reset_tracks', self._reset_tracks)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
@@ -125,6 +127,21 @@ class KeypointNode(LifecycleNode):
         self._stop()
         self._free()
         super().destroy_node()
+
+    def _refuse_impossible_transitions(self) -> None:
+        """rclpy lets its executor die of a request that the present state has no way for."""
+        service: Any = self._service_change_state
+        change = service.callback
+
+        def change_if_possible(request: Any, response: Any) -> Any:
+            try:
+                return change(request, response)
+            except RCLError as error:
+                self.get_logger().warning(f'transition refused: {error}')
+                response.success = False
+                return response
+
+        service.callback = change_if_possible
 
     def _start(self) -> None:
         self._start_timer.cancel()
