@@ -14,10 +14,14 @@ POINTS = np.array([[[0, 0], [31, 15], [10, 5]]], np.float32)
 DESCRIPTORS = np.arange(1, 13, dtype=np.float32).reshape(1, 4, 3)  # D x N, not unit length
 
 
-def write_model(folder, channels=3, size=('h', 'w'), points=POINTS):
+def write_model(
+    folder, channels=3, size=('h', 'w'), points=POINTS, dtype=TensorProto.FLOAT, last=False
+):
     """Keypoints and descriptors are constant; the scores are the input's mean times 1, 3, 2."""
+    shape = [1, *size, channels] if last else [1, channels, *size]
     nodes = [
-        helper.make_node('ReduceMean', ['pixels'], ['mean'], keepdims=0),
+        helper.make_node('Cast', ['pixels'], ['real'], to=TensorProto.FLOAT),
+        helper.make_node('ReduceMean', ['real'], ['mean'], keepdims=0),
         helper.make_node('Mul', ['mean', 'factors'], ['values']),
         helper.make_node('Identity', ['points'], ['kpts']),
         helper.make_node('Identity', ['vectors'], ['descriptors']),
@@ -30,7 +34,7 @@ def write_model(folder, channels=3, size=('h', 'w'), points=POINTS):
     graph = helper.make_graph(
         nodes,
         'extractor',
-        [helper.make_tensor_value_info('pixels', TensorProto.FLOAT, [1, channels, *size])],
+        [helper.make_tensor_value_info('pixels', dtype, shape)],
         [
             helper.make_tensor_value_info('kpts', TensorProto.FLOAT, [1, 3, 2]),
             helper.make_tensor_value_info('values', TensorProto.FLOAT, [1, 3]),
@@ -72,6 +76,15 @@ def test_gray_scale_and_no_scores(tmp_path, image):
     assert gray.scores[-1] == pytest.approx(0.299 * 100 + 0.587 * 150 + 0.114 * 200, abs=1)
     unscored = onnx_extractor(describe(tmp_path, 'scores: null\n'))(image)
     assert unscored.keypoints.tolist() == POINTS[0].tolist()  # in the order given
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'mean'), [(TensorProto.UINT8, 150), (TensorProto.FLOAT16, 150 / 255)]
+)
+def test_other_types_and_channels_last(tmp_path, image, dtype, mean):
+    write_model(tmp_path, dtype=dtype, last=True)
+    features = onnx_extractor(describe(tmp_path, ''))(image)
+    assert features.scores == pytest.approx(np.array([3, 2, 1]) * mean, rel=1e-3)
 
 
 def test_normalised_coordinates(tmp_path, image):

@@ -13,7 +13,7 @@ A small YAML file says how to feed it and what its outputs are called:
     scores: scores
     descriptors: descriptors
 
-Colour or gray, and a fixed size, are read off the model's input (NCHW).
+Colour or gray, NCHW or NHWC, the type of the values and a fixed size are read off the input.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ from kp2d_core.features import Features
 from kp2d_core.images import Image, Placement, Size, size_of
 
 COORDINATES = ('pixels', 'normalised')
+_TYPES: dict[str, type] = {
+    'tensor(float)': np.float32,
+    'tensor(float16)': np.float16,
+    'tensor(uint8)': np.uint8,
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,16 @@ class OnnxDescription:
     keypoints: str = 'keypoints'
     scores: str | None = 'scores'
     descriptors: str = 'descriptors'
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """What the model's input says."""
+
+    gray: bool
+    channels_last: bool
+    dtype: type
+    fixed_size: Size | None  # None: any
 
 
 def read_description(path: str | Path) -> OnnxDescription:
@@ -89,13 +104,17 @@ def onnx_extractor(path: str | Path, threads: int | None = None) -> Extract:
     outputs += [description.scores] if description.scores else []
     _check_names(description.model, [name], list(inputs))
     _check_names(description.model, outputs, [node.name for node in session.get_outputs()])
-    _, channels, height, width = _check_input(description.model, inputs[name].shape)
-    fixed = (width, height) if isinstance(width, int) and isinstance(height, int) else None
+    layout = _input_layout(description.model, inputs[name])
 
     def extract(image: Image) -> Features:
-        working = fixed or _nearest_size(size_of(image), description.multiple_of)
-        tensor = _tensor(cv2.resize(image, working), gray=channels == 1, description=description)
-        values = dict(zip(outputs, session.run(outputs, {name: tensor}), strict=True))
+        working = layout.fixed_size or _nearest_size(size_of(image), description.multiple_of)
+        tensor = _tensor(cv2.resize(image, working), layout, description)
+        try:
+            values = dict(zip(outputs, session.run(outputs, {name: tensor}), strict=True))
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise ValueError(
+                f'{description.model} failed on an input of {tensor.shape}: {error}'
+            ) from error
         points = values[description.keypoints].reshape(-1, 2).astype(np.float32)
         if description.coordinates == 'normalised':
             points = (points + 1) / 2 * (np.asarray(working, np.float32) - 1)
@@ -124,7 +143,7 @@ def _open(model: Path, threads: int | None) -> Any:
     options.intra_op_num_threads = threads or 0
     try:
         return onnxruntime.InferenceSession(model, options, ['CPUExecutionProvider'])
-    except Exception as error:  # ONNX Runtime has a dozen exceptions without a common base
+    except Exception as error:  # its exceptions have no common base
         raise FileError(f'{model} is not a model that ONNX Runtime can open: {error}') from error
 
 
@@ -134,10 +153,17 @@ def _check_names(model: Path, wanted: list[str], there: list[str]) -> None:
             raise FileError(f"{model} has no '{name}': it has {', '.join(there)}")
 
 
-def _check_input(model: Path, shape: list[Any]) -> list[Any]:
-    if len(shape) != 4 or shape[1] not in (1, 3):
-        raise FileError(f'{model} does not take images as 1x3xHxW or 1x1xHxW but {shape}')
-    return shape
+def _input_layout(model: Path, node: Any) -> InputLayout:
+    shape, channel_axis = node.shape, 1
+    if len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3):
+        channel_axis = 3
+    if len(shape) != 4 or shape[channel_axis] not in (1, 3) or node.type not in _TYPES:
+        raise FileError(
+            f'{model} does not take images, such as float 1x3xHxW, but {node.type} {shape}'
+        )
+    height, width = shape[2:] if channel_axis == 1 else shape[1:3]
+    fixed = (width, height) if isinstance(width, int) and isinstance(height, int) else None
+    return InputLayout(shape[channel_axis] == 1, channel_axis == 3, _TYPES[node.type], fixed)
 
 
 def _nearest_size(given: Size, multiple: int) -> Size:
@@ -146,13 +172,15 @@ def _nearest_size(given: Size, multiple: int) -> Size:
 
 
 def _tensor(
-    image: NDArray[Any], *, gray: bool, description: OnnxDescription
-) -> NDArray[np.float32]:
-    if gray:
-        image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
-    values = image.astype(np.float32) * description.scale
-    values = (values - np.asarray(description.mean)) / np.asarray(description.std)
-    return np.ascontiguousarray(values.transpose(2, 0, 1)[None], np.float32)
+    image: NDArray[Any], layout: InputLayout, description: OnnxDescription
+) -> NDArray[Any]:
+    """Pixels as the model takes them; bytes go in as they are."""
+    values = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None] if layout.gray else image
+    if layout.dtype is not np.uint8:
+        values = values.astype(np.float32) * description.scale
+        values = (values - np.asarray(description.mean)) / np.asarray(description.std)
+    values = values if layout.channels_last else values.transpose(2, 0, 1)
+    return np.ascontiguousarray(values[None], layout.dtype)
 
 
 def _rows(descriptors: NDArray[Any], count: int) -> NDArray[Any]:
