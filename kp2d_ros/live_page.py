@@ -1,0 +1,123 @@
+"""A page on this machine only: the overlay as a stream, the figures beside it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from kp2d_ros.share import shared_file
+
+BOUNDARY = 'kp2d-frame'
+PATIENCE = 1.0  # seconds that a stream waits for a frame before it looks whether to end
+
+
+class LivePage:
+    """Serves on the loopback interface until it is closed; port 0 takes any free one."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._changed = threading.Condition()
+        self._jpeg = b''
+        self._number = 0
+        self._figures: dict[str, Any] = {}
+        self._closed = False
+        self._page = shared_file('config/live_page.html').read_bytes()
+        self._server = _Server(('127.0.0.1', port), _handler_of(self))
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f'http://127.0.0.1:{self._server.server_address[1]}/'
+
+    def show(self, jpeg: bytes) -> None:
+        """The next frame of the stream."""
+        with self._changed:
+            self._jpeg = jpeg
+            self._number += 1
+            self._changed.notify_all()
+
+    def tell(self, figures: dict[str, Any]) -> None:
+        """What the table beside the stream says."""
+        with self._changed:
+            self._figures = dict(figures)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+    def _answer(self, path: str) -> tuple[str, bytes] | None:
+        """(content type, body) of what is not a stream; None: there is no such thing."""
+        with self._changed:
+            if path == '/':
+                return 'text/html; charset=utf-8', self._page
+            if path == '/figures.json':
+                body = {**self._figures, 'frames shown': self._number}
+                return 'application/json', json.dumps(body).encode()
+            if path == '/frame.jpg' and self._jpeg:
+                return 'image/jpeg', self._jpeg
+        return None
+
+    def _next_frame(self, after: int) -> tuple[int, bytes] | None:
+        """The newest frame with a higher number; b'' if none came for a while, None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._number > after, PATIENCE)
+            if self._closed:
+                return None
+            return (self._number, self._jpeg) if self._number > after else (after, b'')
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a stream never ends by itself
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that goes away is no error."""
+
+
+def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = urlsplit(self.path).path
+            if path == '/stream':
+                self._stream()
+                return
+            answer = page._answer(path)
+            if answer is None:
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            kind, body = answer
+            self.send_response(HTTPStatus.OK)
+            self.send_header('Content-Type', kind)
+            self.send_header('Content-Length', str(len(body)))
+            self.send_header('Cache-Control', 'no-store')
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _stream(self) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.send_header('Content-Type', f'multipart/x-mixed-replace; boundary={BOUNDARY}')
+            self.send_header('Cache-Control', 'no-store')
+            self.end_headers()
+            number = 0
+            while (found := page._next_frame(number)) is not None:
+                number, jpeg = found
+                if jpeg:
+                    head = (
+                        f'--{BOUNDARY}\r\nContent-Type: image/jpeg\r\n'
+                        f'Content-Length: {len(jpeg)}\r\n\r\n'
+                    )
+                    self.wfile.write(head.encode() + jpeg + b'\r\n')
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are nobody's business."""
+
+    return Handler

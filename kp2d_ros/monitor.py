@@ -1,0 +1,80 @@
+"""What `make run` knows of the running nodes: it hears what any neighbour could hear."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.node import Node
+from sensor_msgs.msg import CompressedImage, PointCloud2
+
+from kp2d_ros.messages import read_points
+
+WINDOW = 3.0  # seconds that figures look back
+
+
+class Monitor(Node):
+    """Listens to a keypoint node in `namespace`, whose full name is `node_name`."""
+
+    def __init__(self, namespace: str = '/kp2d', node_name: str = 'keypoint_node') -> None:
+        super().__init__('monitor', namespace=namespace)
+        self.jpeg = b''  # the newest overlay
+        self.frames = 0  # keypoint messages heard
+        self._status: Any = None
+        self._diagnosed = f'{namespace}/{node_name}: keypoints'.lstrip('/')
+        self._arrivals: deque[tuple[float, float, int]] = deque()  # when, latency, keypoints
+        self._matches: deque[tuple[float, int, int]] = deque()  # when, matches, inliers
+        self.create_subscription(PointCloud2, 'keypoints', self._keypoints, 2)
+        self.create_subscription(PointCloud2, 'matches', self._matched, 2)
+        self.create_subscription(CompressedImage, 'debug_image/compressed', self._overlay, 1)
+        self.create_subscription(DiagnosticArray, '/diagnostics', self._diagnostics, 10)
+
+    def figures(self) -> dict[str, str]:
+        """Of the last seconds, for people; {} while nothing has come."""
+        now = time.monotonic()
+        for record in (self._arrivals, self._matches):
+            while record and now - record[0][0] > WINDOW:
+                record.popleft()
+        if not self._arrivals:
+            return {}
+        times, latencies, keypoints = np.array(self._arrivals).T
+        rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1 / WINDOW
+        matches = sum(count for _, count, _ in self._matches)
+        inliers = sum(count for _, _, count in self._matches)
+        counts = {value.key: value.value for value in self._status.values} if self._status else {}
+        return {
+            'rate': f'{rate:.1f} Hz',
+            'latency': f'{np.median(latencies) * 1e3:.0f} ms',
+            'latency p95': f'{np.percentile(latencies, 95) * 1e3:.0f} ms',
+            'keypoints': f'{keypoints.mean():.0f}',
+            'matches': f'{matches / max(len(self._matches), 1):.0f}',
+            'inliers': f'{100 * inliers / matches:.0f} %' if matches else '-',
+            'dropped': counts.get('frames dropped', '-'),
+            'lost': counts.get('frames lost', '-'),
+            'runtime': counts.get('runtime', '-'),
+        }
+
+    def state(self) -> str:
+        """What the node says of itself."""
+        return self._status.message if self._status is not None else 'waiting for the node'
+
+    def _keypoints(self, cloud: PointCloud2) -> None:
+        stamp = cloud.header.stamp.sec * 10**9 + cloud.header.stamp.nanosec
+        latency = (self.get_clock().now().nanoseconds - stamp) * 1e-9
+        self._arrivals.append((time.monotonic(), latency, cloud.width))
+        self.frames += 1
+
+    def _matched(self, cloud: PointCloud2) -> None:
+        inliers = int(read_points(cloud)['inlier'].sum())
+        self._matches.append((time.monotonic(), cloud.width, inliers))
+
+    def _overlay(self, image: CompressedImage) -> None:
+        self.jpeg = bytes(image.data)
+
+    def _diagnostics(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == self._diagnosed:
+                self._status = status

@@ -1,0 +1,202 @@
+"""`make run`: camera and keypoint node as processes over DDS; figures, overlays, a live page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kp2d_core.commands.arguments import positive, size
+from kp2d_core.errors import FileError
+from kp2d_core.files import atomic_write
+from kp2d_ros.share import shared_file
+
+END = 1.5  # seconds that a child may take to end
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog='python -m kp2d_ros.run',
+        description='Run a camera and the keypoint node, and watch them.',
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    where = result.add_mutually_exclusive_group()
+    where.add_argument(
+        '--source', default='',
+        help="a folder, image, video, bag or 'webcam'; if empty, a moving view over a photograph",
+    )  # fmt: skip
+    where.add_argument('--topic', default='', help='images of a running robot, not a camera')
+    result.add_argument('--compressed', action='store_true', help='the topic is compressed')
+    result.add_argument('--rate', type=float, default=0.0, help='Hz of the camera; 0: as recorded')
+    result.add_argument('--size', type=size, metavar='WxH', help='of the camera')
+    result.add_argument('--once', action='store_true', help='end with the last picture')
+    result.add_argument('--seconds', type=float, help='end after so long')
+    result.add_argument('--model', default='small', help='see docs/node.md, as for the next')
+    result.add_argument('--runtime', default='auto', help='what runs the model')
+    result.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
+    result.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
+    result.add_argument('--out', type=Path, default=Path('out/run'), help='for overlays and logs')
+    result.add_argument('--save', type=int, default=60, help='overlays at most, one a second')
+    result.add_argument('--port', type=int, default=0, help='of the live page; 0: any free one')
+    result.add_argument('--no-browser', action='store_true', help='print its address only')
+    return result
+
+
+class Child:
+    """A node's process. Ctrl-C does not reach it: it is told to end when its time has come."""
+
+    def __init__(self, module: str, log: Path, options: Sequence[str]) -> None:
+        self.name = module
+        self.log = log
+        with log.open('wb') as file:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', f'kp2d_ros.{module}', '--ros-args', *options],
+                stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def last_words(self) -> str:
+        return '\n'.join(self.log.read_text(errors='replace').splitlines()[-5:])
+
+
+def end(children: Sequence[Child]) -> None:
+    """All at once, then without mercy."""
+    for child in children:
+        if child.process.poll() is None:
+            child.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + END
+    for child in children:
+        try:
+            child.process.wait(max(deadline - time.monotonic(), 0.01))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+
+
+def start(args: argparse.Namespace) -> list[Child]:
+    """The keypoint node, and a camera unless there is one."""
+    image = args.topic or '/camera/image'
+    beside = image.rpartition('/')[0]
+    keypoint_options = [
+        *parameters(
+            model=args.model,
+            runtime=args.runtime,
+            precision=args.precision,
+            max_keypoints=args.max_keypoints,
+            image_transport='compressed' if args.compressed else 'raw',
+        ),
+        '-r', f'image:={image}', '-r', f'image/compressed:={image}/compressed',
+        '-r', f'camera_info:={beside}/camera_info',
+    ]  # fmt: skip
+    children = [Child('keypoint_node', args.out / 'keypoint_node.log', keypoint_options)]
+    if not args.topic:
+        width, height = args.size or (0, 0)
+        camera_options = parameters(
+            source=args.source, rate=args.rate, loop=not args.once, width=width, height=height
+        )
+        children.append(Child('camera_node', args.out / 'camera_node.log', camera_options))
+    return children
+
+
+def parameters(**values: Any) -> list[str]:
+    """As command-line arguments; in JSON, so that the string '0' stays a string."""
+    given = [f'{name}:={json.dumps(value)}' for name, value in values.items()]
+    return [part for value in given for part in ('-p', value)]
+
+
+def line(figures: dict[str, str]) -> str:
+    return (
+        f'{figures["rate"]:>8}   latency {figures["latency"]} (p95 {figures["latency p95"]})   '
+        f'{figures["keypoints"]} keypoints   {figures["matches"]} matches, '
+        f'{figures["inliers"]} inliers   dropped {figures["dropped"]}   lost {figures["lost"]}'
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    if not args.topic:  # a robot's own settings are not to be touched
+        os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+        profile = str(shared_file('config/fastdds.xml'))
+        os.environ.setdefault('FASTRTPS_DEFAULT_PROFILES_FILE', profile)
+    args.out.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, lambda *_: stop.set())
+    children = start(args)
+    try:
+        return watch(args, children, stop)
+    finally:
+        end(children)
+
+
+def watch(args: argparse.Namespace, children: list[Child], stop: threading.Event) -> int:
+    """Print, save and show until told to stop, or until a child has ended."""
+    import rclpy
+    from rclpy.executors import SingleThreadedExecutor
+    from rclpy.signals import SignalHandlerOptions
+
+    from kp2d_ros.live_page import LivePage
+    from kp2d_ros.monitor import Monitor
+
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    page = LivePage(args.port)
+    monitor = Monitor()
+    executor = SingleThreadedExecutor()
+    executor.add_node(monitor)
+    print(f'live page: {page.address}   overlays, logs: {args.out}/   Ctrl-C ends it', flush=True)
+    if not args.no_browser and (os.environ.get('DISPLAY') or os.environ.get('WAYLAND_DISPLAY')):
+        webbrowser.open(page.address)
+    began = next_line = time.monotonic()
+    saved, shown = 0, b''
+    try:
+        while not stop.is_set():
+            executor.spin_once(timeout_sec=0.05)
+            if monitor.jpeg is not shown:
+                shown = monitor.jpeg
+                page.show(shown)
+            now = time.monotonic()
+            if now >= next_line + 1:
+                next_line = now
+                figures = monitor.figures()
+                page.tell({'state': monitor.state(), **figures})
+                print(line(figures) if figures else f'         {monitor.state()}', flush=True)
+                if shown and saved < args.save:
+                    saved += 1
+                    with atomic_write(args.out / f'overlay-{saved:04}.jpg') as path:
+                        path.write_bytes(shown)
+            if args.seconds is not None and now - began > args.seconds:
+                break
+            ended = next((child for child in children if child.process.poll() is not None), None)
+            if ended is not None:
+                return _after(ended)
+        return 0
+    finally:
+        page.close()
+        monitor.destroy_node()
+        rclpy.utilities.try_shutdown()
+
+
+def _after(child: Child) -> int:
+    if child.process.returncode == 0:
+        print(f'{child.name} has ended')
+        return 0
+    code = child.process.returncode
+    print(f'{child.name} ended with {code}:\n{child.last_words()}', file=sys.stderr)
+    return 1
+
+
+if __name__ == '__main__':
+    try:
+        sys.exit(main())
+    except FileError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
