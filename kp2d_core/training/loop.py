@@ -103,7 +103,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         batch = next(stream).to(device)
         loss, parts = step_of(batch.images, batch.source_to_target, progress.step)
         if not torch.isfinite(loss):
-            raise FloatingPointError(
+            raise ValueError(
                 f'the loss is {float(loss)} at step {progress.step}; {run.out / STATE} is intact'
             )
 
@@ -125,6 +125,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         # Log, validate, checkpoint
         if report is None:
             continue
+        spent = budget.spent(progress.step, progress.seconds)
         report.step(progress, parts, rate=rate, spent=spent, waited=stream.waited)
         if validation and progress.step % config.report.validate_every == 0:
             validate(run, progress, model, average, validation, report)

@@ -29,20 +29,15 @@ def draw_pair(
     first_to_second: NDArray[np.float64],
 ) -> dict[str, Image]:
     """By name: the keypoints of both, their score maps, the matches, green if correct."""
-    features = [detector.detect(image, max_keypoints=SHOWN) for image in (first, second)]
-    keypoints = [
-        draw_keypoints(image, found)
-        for image, found in zip((first, second), features, strict=True)
-    ]
-    scores = [draw_scores(network, image) for image in (first, second)]
-    matches = match(*features)
-    expected = warp_points(first_to_second, features[0].keypoints[matches.indices[:, 0]])
-    astray = np.linalg.norm(expected - features[1].keypoints[matches.indices[:, 1]], axis=1)
+    left, right = (detector.detect(image, max_keypoints=SHOWN) for image in (first, second))
+    matches = match(left, right)
+    expected = warp_points(first_to_second, left.keypoints[matches.indices[:, 0]])
+    astray = np.linalg.norm(expected - right.keypoints[matches.indices[:, 1]], axis=1)
     matches = replace(matches, inliers=astray < CORRECT)
     return {
-        'keypoints': side_by_side(*keypoints),
-        'scores': side_by_side(*scores),
-        'matches': draw_matches(first, second, *features, matches),
+        'keypoints': side_by_side(draw_keypoints(first, left), draw_keypoints(second, right)),
+        'scores': side_by_side(draw_scores(network, first), draw_scores(network, second)),
+        'matches': draw_matches(first, second, left, right, matches),
     }
 
 

@@ -75,10 +75,7 @@ class Report:
                 self.tensorboard.add_image(name, picture, progress.step, dataformats='HWC')
             self.tensorboard.flush()
         text = ', '.join(f'{name} {value:.3f}' for name, value in figures.items())
-        self.say(f'step {progress.step}: {text}')
-
-    def say(self, text: str) -> None:
-        self.bar.write(text, file=sys.stderr)
+        self.bar.write(f'step {progress.step}: {text}', file=sys.stderr)
 
     def close(self) -> None:
         self.bar.close()
@@ -113,7 +110,7 @@ def draw_curves(folder: Path) -> Path | None:
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
-    losses = [n for n in ('location', 'score', 'descriptor', 'io') if n in metrics[0]]
+    losses: list[str] = [n for n in ('location', 'score', 'descriptor', 'io') if n in metrics[0]]
     rates = [n for n in ('repeatability', 'mscore', 'cor1', 'cor3', 'cor5') if _has(validation, n)]
     offs = [n for n in ('localization', 'shift4') if _has(validation, n)]
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)

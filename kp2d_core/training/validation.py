@@ -113,8 +113,8 @@ def make_pairs(photographs: Photographs, config: TrainingConfig) -> list[MadePai
 
 
 def _measure_pair(detector: KeypointDetector, pair: MadePair) -> PairResult:
-    views = (View(i, detector.detect(i), SIZE) for i in (pair.first, pair.second))
-    return evaluate_pair(Pair(*views, pair.first_to_second), TOP_K)
+    first, second = (View(i, detector.detect(i), SIZE) for i in (pair.first, pair.second))
+    return evaluate_pair(Pair(first, second, pair.first_to_second), TOP_K)
 
 
 def _last_pair(sequence: Sequence) -> MadePair:

@@ -1,0 +1,122 @@
+"""Several processes (gloo, on this machine): the same gradient as one, and no hang when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_runs import TIMEOUT, command, environment, finish, write_photographs
+
+from kp2d_core.training.state import read_state
+
+TORCHRUN = [
+    sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node=2',
+    '--rdzv-backend=c10d', '--rdzv-endpoint=127.0.0.1:0', '--local-addr=127.0.0.1',
+]  # fmt: skip
+
+# Batch norm by its running statistics: by those of the batch, two halves differ from the whole.
+# All else is as in training: the same pairs, losses, IO-Net, wrapper.
+GRADIENTS = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from torch.nn.parallel import DistributedDataParallel
+from kp2d_core.training.config import TrainingConfig, override
+from kp2d_core.training.distributed import join_processes
+from kp2d_core.training.model import TrainingModel
+from kp2d_core.training.pairs import BatchStream, PairSource
+from kp2d_core.training.photographs import Photographs, find_photographs
+
+data, out, *settings = sys.argv[1:]
+config = override(TrainingConfig(), [*settings, 'network.dropout=0.0', 'optimizer.batch=4'])
+photographs = Photographs(find_photographs([Path(data)]))
+with join_processes('cpu') as processes:
+    torch.manual_seed(0)
+    model = TrainingModel(config).eval()
+    wrapped = DistributedDataParallel(model) if processes.count > 1 else model
+    stream = BatchStream(
+        PairSource(photographs, config), 3, rank=processes.rank, processes=processes.count
+    )
+    batch = next(stream)
+    stream.close()
+    loss, _ = wrapped(batch.images, batch.source_to_target, 0)
+    loss.backward()
+    if processes.rank == 0:
+        save_file({n: p.grad.contiguous() for n, p in model.named_parameters()}, out)
+"""
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory, photographs) -> Path:
+    return write_photographs(tmp_path_factory.mktemp('shared') / 'photographs', photographs)
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TORCHRUN, *arguments],
+        env={**environment(), 'GLOO_SOCKET_IFNAME': 'lo'},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_processes_have_the_gradient_of_one_with_the_joined_batch(data, tmp_path):
+    from training_runs import TINY
+
+    script = tmp_path / 'gradients.py'
+    script.write_text(GRADIENTS)
+    one, two = tmp_path / 'one.safetensors', tmp_path / 'two.safetensors'
+    subprocess.run(
+        [sys.executable, str(script), str(data), str(one), *TINY],
+        env=environment(), check=True, timeout=TIMEOUT,
+    )  # fmt: skip
+    code, output = finish(launch(str(script), str(data), str(two), *TINY))
+    assert code == 0, output
+    alone, shared = load_file(one), load_file(two)
+    assert alone.keys() == shared.keys()
+    assert max(value.abs().max().item() for value in alone.values()) > 1e-3
+    for name, value in alone.items():
+        torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_torchrun_trains_and_one_process_writes(data, tmp_path):
+    out = tmp_path / 'run'
+    code, output = finish(
+        launch('-m', 'kp2d_core.cli', *command(data, out, '--steps', '4'))
+    )
+    assert code == 0, output
+    assert read_state(out / 'state.safetensors')[1].step == 4
+    assert (out / 'last.safetensors').exists()
+
+
+def test_the_death_of_a_process_ends_the_run_with_a_message(data, tmp_path):
+    out = tmp_path / 'run'
+    settings = ['report.checkpoint_minutes=0', 'report.validate_every=1000000']
+    process = launch(
+        '-m', 'kp2d_core.cli', *command(data, out, '--steps', '1000000', settings=settings)
+    )
+    deadline = time.monotonic() + TIMEOUT
+    while not (out / 'state.safetensors').exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    workers = [
+        child for child in psutil.Process(process.pid).children()
+        if child.environ().get('RANK') == '1'
+    ]  # fmt: skip
+    assert len(workers) == 1
+    os.kill(workers[0].pid, signal.SIGKILL)
+    code, output = finish(process)
+    assert code != 0
+    assert 'Signal 9 (SIGKILL)' in output
+    assert read_state(out / 'state.safetensors')[1].step >= 1  # what was saved is whole
