@@ -49,10 +49,11 @@ NOTHING = features([], np.empty((0, 16)))
 def test_warp_divides_and_keeps_what_is_behind_away():
     doubling = np.diag([2.0, 2, 1])
     assert warp(np.array([[3, 4]]), doubling).tolist() == [[6, 8]]
-    horizon = np.array([[1.0, 0, 0], [0, 1, 0], [-0.1, 0, 1]])  # behind the camera from x = 10 on
-    warped = warp(np.array([[5.0, 0], [20, 0]]), horizon)
-    assert warped[0].tolist() == [10, 0]
-    assert not in_view(warped, SIZE)[1]
+    # Behind the camera from x = 10 on; divided all the same, (20, 10) would be at (80, 30).
+    horizon = np.array([[1.0, 0, -100], [0, -1, -20], [-0.1, 0, 1]])
+    warped = warp(np.array([[120.0, 10], [20, 10], [0, 10]]), horizon)
+    assert in_view(warped, SIZE).tolist() == [False, False, False]
+    assert np.isinf(warped[:2]).all() and warped[2].tolist() == [-100, -30]
 
 
 def test_view_is_half_open():
@@ -114,6 +115,14 @@ def test_matching_score_takes_the_best_before_what_is_out_of_view():
     assert matching_score(first, second, truth, SIZE, 2) == pytest.approx((1 / 2 + 1) / 2)
 
 
+def test_matches_out_of_view_do_not_count_in_the_matching_score():
+    descriptors = np.eye(16)
+    first = features([[80, 10], [10, 10]], descriptors[[0, 1]])
+    second = features([[20, 30], [60, 10]], descriptors[[0, 1]])
+    # (20, 30) was at (-30, 30) and (80, 10) will be at (130, 10): that match does not count.
+    assert matching_score(first, second, moved_by(50, 0), SIZE, 300) == 1
+
+
 def test_matching_score_by_hand():
     descriptors = np.eye(16)
     first = features([[10, 10], [50, 40], [80, 60]], descriptors[[0, 1, 2]])
@@ -148,15 +157,16 @@ def test_no_point_found_again_is_a_failure():
 
 def test_mutual_matches_are_mutual_and_in_view_of_both():
     a, b, c = np.eye(16)[:3]
-    nearly_a = np.array([*a[:3] * 0.9, *np.full(13, 0.1)])
+    nearly_a = 0.9 * a + 0.1
     first = features([[10, 10], [20, 20], [90, 70]], [a, nearly_a, c])
-    second = features([[40, 10], [70, 70], [5, 5]], [a, b, c])
-    # nearly_a's nearest is a, which prefers the other a; b is nobody's first choice, or not
-    # mutually; the two c would match, but (90, 70) is moved out of view and (5, 5) came in.
-    matched = mutual_matches(first, second, moved_by(30, 0), SIZE, 300)
-    assert matched[0][0].tolist() == [10, 10] and matched[1][0].tolist() == [40, 10]
-    assert [90, 70] not in matched[0].tolist()
-    assert [5, 5] not in matched[1].tolist()
+    second = features([[40, 10], [70, 70], [60, 50]], [a, b, c])
+    # (20, 20) is nearest to a, which prefers the other a, and (90, 70) is moved out of view:
+    # b and c are left without a partner.
+    truth = moved_by(30, 0)
+    there = mutual_matches(first, second, truth, SIZE, 300)
+    back = mutual_matches(second, first, np.linalg.inv(truth), SIZE, 300)
+    assert [each.tolist() for each in there] == [[[10, 10]], [[40, 10]]]
+    assert [each.tolist() for each in back] == [[[40, 10]], [[10, 10]]]
 
 
 def test_symmetric_metrics_do_not_care_which_image_is_first():

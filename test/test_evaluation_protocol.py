@@ -50,6 +50,8 @@ def test_figures_are_plausible_and_means_of_the_pairs(sift):
     for name in METRICS:
         assert mean[name] == pytest.approx(np.mean([pair.metrics()[name] for pair in sift.pairs]))
     assert sift.failures() == 0
+    moved = sift.only(['v_astronaut']).mean()  # its homographies are scaled with the images
+    assert moved['mscore'] > 0.4 and moved['cor3'] == 1
     assert len(sift.milliseconds) == 8 and sift.time() > 0
 
 
