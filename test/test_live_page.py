@@ -1,0 +1,171 @@
+"""The live page in a real browser, and `make run` from the start to Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import cv2
+import numpy as np
+import pytest
+from chromium import BROWSER, Chromium
+from models import write_responsive_model
+
+pytest.importorskip('rclpy')
+
+from robot import PATIENCE, Process, domain_of
+
+from kp2d_ros.live_page import LivePage
+from kp2d_ros.overlay import to_jpeg
+
+
+@pytest.fixture
+def page():
+    page = LivePage()
+    yield page
+    page.close()
+
+
+def get(page: LivePage, path: str) -> bytes:
+    with urllib.request.urlopen(page.address + path, timeout=10) as answer:
+        return answer.read()
+
+
+def colour(red: int, green: int, blue: int) -> bytes:
+    return to_jpeg(np.full((48, 64, 3), (red, green, blue), np.uint8))
+
+
+def test_answers(page):
+    assert b'<title>kp2d' in get(page, '')
+    assert json.loads(get(page, 'figures.json')) == {'frames shown': 0}
+    page.tell({'rate': '12 Hz'})
+    page.show(colour(255, 0, 0))
+    assert json.loads(get(page, 'figures.json')) == {'rate': '12 Hz', 'frames shown': 1}
+    image = cv2.imdecode(np.frombuffer(get(page, 'frame.jpg'), np.uint8), cv2.IMREAD_COLOR)
+    assert image.shape == (48, 64, 3)
+    for path in ('../etc/passwd', 'nothing', 'config/live_page.html'):
+        with pytest.raises(urllib.error.HTTPError, match='404'):
+            get(page, path)
+
+
+def test_it_is_on_loopback_only(page):
+    assert page.address.startswith('http://127.0.0.1:')
+
+
+def test_streams_end_when_it_closes():
+    page = LivePage()
+    page.show(colour(0, 0, 255))
+    stream = urllib.request.urlopen(page.address + 'stream', timeout=10)
+    assert stream.readline().startswith(b'--kp2d-frame')
+    began = time.monotonic()
+    page.close()
+    stream.read()
+    assert time.monotonic() - began < 5
+    with pytest.raises(OSError):
+        urllib.request.urlopen(page.address, timeout=2)
+
+
+@pytest.mark.skipif(BROWSER is None, reason='no Chromium is installed')
+def test_in_a_browser(page, tmp_path):
+    """The stream is drawn and goes on, the figures follow, the end is noticed."""
+    stop = threading.Event()
+
+    def play():
+        for number in range(10_000):
+            if stop.wait(0.1):
+                return
+            page.show(colour(0, 255, 0) if number % 2 else colour(255, 0, 0))
+            page.tell({'state': '10.0 Hz', 'keypoints': str(number)})
+
+    player = threading.Thread(target=play, daemon=True)
+    with Chromium(tmp_path) as browser:
+        browser.open(page.address)
+        browser.wait("document.getElementById('state')?.textContent.includes('first frame')")
+        player.start()
+        image = "document.getElementById('stream')"
+        browser.wait(f'{image}.naturalWidth === 64')
+        browser.wait("document.getElementById('state').textContent === '10.0 Hz'")
+        seen = browser.evaluate("document.getElementById('figures').innerText")
+        assert 'keypoints' in seen
+        browser.wait(f"document.getElementById('figures').innerText !== {json.dumps(seen)}")
+        # The pixels themselves: both colours of the stream come by.
+        pixel = (
+            '(() => { const c = document.createElement("canvas").getContext("2d");'
+            f' c.drawImage({image}, 0, 0); return [...c.getImageData(9, 9, 1, 1).data]; }})()'
+        )
+        colours = set()
+        end = time.monotonic() + 20
+        while len(colours) < 2 and time.monotonic() < end:
+            red, green, _, _ = browser.evaluate(pixel)
+            colours.add('red' if red > green else 'green')
+        assert colours == {'red', 'green'}
+        stop.set()
+        player.join(5)
+        page.close()
+        browser.wait("document.getElementById('state').textContent.includes('ended')")
+        assert all('ERR_' in complaint for complaint in browser.complaints)  # only of the end
+
+
+def test_run_from_start_to_interrupt(tmp_path):
+    """Camera and node as processes; lines, overlays, the page; then all of it ends, soon."""
+    model = write_responsive_model(tmp_path)
+    out = tmp_path / 'out'
+    with Process(
+        tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(out), '--model', str(model),
+        '--runtime', 'torch', '--size', '160x120', '--rate', '10', '--no-browser',
+        domain=domain_of('run'),
+    ) as run:  # fmt: skip
+        run.wait_for('live page: http://127.0.0.1:')
+        address = run.output.split('live page: ')[1].split()[0]
+        run.wait_for(' keypoints   ')
+        end = time.monotonic() + PATIENCE
+        while not list(out.glob('overlay-*.jpg')):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        overlay = cv2.imread(str(next(iter(sorted(out.glob('overlay-*.jpg'))))))
+        assert overlay.shape == (120, 160, 3)
+        with urllib.request.urlopen(address + 'figures.json', timeout=10) as answer:
+            figures = json.load(answer)
+        assert figures['frames shown'] > 0 and figures['runtime'].startswith('torch')
+        if BROWSER is not None:
+            with Chromium(tmp_path / 'profile') as browser:
+                browser.open(address)
+                browser.wait("document.getElementById('stream')?.naturalWidth === 160")
+                browser.wait("document.getElementById('figures').innerText.includes('Hz')")
+        children = subprocess.run(
+            ['ps', '-o', 'pid=', '--ppid', str(run.process.pid)], capture_output=True, text=True
+        ).stdout.split()
+        assert len(children) == 2
+        code, seconds = run.stop(signal.SIGINT)
+        assert code == 0 and seconds < 5
+        assert not any(
+            subprocess.run(['ps', '-p', pid], capture_output=True).returncode == 0
+            for pid in children
+        )
+        assert 'Traceback' not in run.output
+        for log in out.glob('*.log'):
+            assert 'Traceback' not in log.read_text()
+
+
+def test_run_says_why_it_cannot(tmp_path):
+    with Process(
+        tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(tmp_path), '--source', '/nowhere',
+        '--model', str(tmp_path / 'absent'), '--no-browser', domain=domain_of('cannot'),
+    ) as run:  # fmt: skip
+        assert run.process.wait(60) == 1
+        assert 'there is no' in run.output and 'Traceback' not in run.output
+
+
+def test_run_has_help():
+    done = subprocess.run(
+        [sys.executable, '-m', 'kp2d_ros.run', '--help'], capture_output=True, text=True,
+        timeout=60, env={**os.environ, 'COLUMNS': '100'},
+    )  # fmt: skip
+    assert done.returncode == 0
+    for word in ('--source', '--topic', 'webcam', '--once'):
+        assert word in done.stdout
