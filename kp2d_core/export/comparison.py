@@ -56,9 +56,11 @@ def write_pairs(folder: Path, images: list[Image], profile: Profile) -> None:
     for number, image in enumerate(images[:MOST_PAIRS]):
         size = (profile.width, profile.height)
         first = np.asarray(cv2.resize(prepare(image)[0], size, interpolation=cv2.INTER_AREA))
-        corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)], np.float32) * (np.array(size) - 1)
+        corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)]) * (np.array(size) - 1)
         moved = corners + random.uniform(-0.12, 0.12, (4, 2)) * size
-        first_to_second = cv2.getPerspectiveTransform(corners, moved.astype(np.float32))
+        first_to_second = cv2.getPerspectiveTransform(
+            corners.astype(np.float32), moved.astype(np.float32)
+        )
         second = cv2.warpPerspective(first, first_to_second, size)
         sequence = folder / f'v_{number:03}'
         sequence.mkdir()

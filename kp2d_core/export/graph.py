@@ -5,6 +5,8 @@ Written from the weights, node by node: no torch, any size, and the same graph f
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
@@ -63,6 +65,9 @@ class NetworkWriter:
         if ranges is not None and self.architecture.upsample:
             self.convolutions, self.ranges = equalise(self.convolutions, ranges)
         self.writer = GraphWriter()
+        self.zero = self.writer.scalar('zero_code', 0, np.int8) if self.ranges else ''
+        self.reals: dict[str, str] = {}  # int8 tensor -> the same, dequantized
+        self.scales: dict[str, str] = {}  # int8 tensor -> the scale of its codes
 
     def write(self, dense: bool) -> ModelProto:
         skip, trunk = self.encode(self.enter())
@@ -107,7 +112,7 @@ class NetworkWriter:
         return skip, self.convolve('conv4b', self.convolve('conv4a', self.pool(skip)))
 
     def pool(self, x: str) -> str:
-        return self.writer.add('MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2])
+        return self.arrange('MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2])
 
     def convolve(
         self, name: str, x: str, *, activate: bool = True, quantize: bool = True
@@ -117,7 +122,8 @@ class NetworkWriter:
         convolution = self.convolutions[name]
         weight = self.weight(name, convolution)
         bias = w.constant(f'{name}.bias', convolution.bias.astype(self.dtype))
-        x = w.add('Conv', [x, weight, bias], name, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        inputs = [self.real(x), weight, bias]
+        x = w.add('Conv', inputs, name, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
         if activate:
             x = w.add('LeakyRelu', [x], f'{name}.active', alpha=LEAKY_SLOPE)
         if quantize and self.ranges is not None:
@@ -137,12 +143,32 @@ class NetworkWriter:
         return w.add('DequantizeLinear', inputs, f'{name}.weight', axis=0)
 
     def quantize(self, x: str, largest: float) -> str:
-        """Signed and symmetric, the one kind that all runtimes take."""
+        """As int8 codes: signed and symmetric, the one kind that all runtimes take."""
         w = self.writer
         scale = w.scalar(f'{x}.scale', largest / LEVELS)
-        zero = w.scalar(f'{x}.zero', 0, np.int8)
-        codes = w.add('QuantizeLinear', [x, scale, zero], f'{x}.codes')
-        return w.add('DequantizeLinear', [codes, scale, zero], f'{x}.quantized')
+        codes = w.add('QuantizeLinear', [x, scale, self.zero], f'{x}.codes')
+        self.scales[codes] = scale
+        return codes
+
+    def arrange(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        """A node that moves or selects values: codes stay codes, of the same scale.
+
+        Between a dequantization and a quantization, where it could stand as well, OpenVINO
+        2026.4 rounds to whole numbers.
+        """
+        name = self.writer.add(operator, inputs, name, **attributes)
+        if inputs[0] in self.scales:
+            self.scales[name] = self.scales[inputs[0]]
+        return name
+
+    def real(self, x: str) -> str:
+        """Numbers again, if they are codes."""
+        if x not in self.scales:
+            return x
+        if x not in self.reals:
+            inputs = [x, self.scales[x], self.zero]
+            self.reals[x] = self.writer.add('DequantizeLinear', inputs, f'{x}.real')
+        return self.reals[x]
 
     def head(self, first: str, last: str, trunk: str) -> str:
         """Score or location head, as float32."""
@@ -179,12 +205,11 @@ class NetworkWriter:
 
     def descriptor_features(self, trunk: str, skip: str) -> str:
         """The descriptor head but for its last two layers."""
-        w = self.writer
         x = self.convolve('convFa', trunk)
         if self.architecture.upsample:
             x = self.convolve('convFb', x, activate=False)
-            x = w.add('DepthToSpace', [x], 'upsampled', blocksize=2, mode='CRD')
-            x = w.add('Concat', [x, skip], 'joined', axis=1)
+            x = self.arrange('DepthToSpace', [x], 'upsampled', blocksize=2, mode='CRD')
+            x = self.arrange('Concat', [x, skip], 'joined', axis=1)
         return x
 
     def describe(self, x: str, dense: bool) -> None:
