@@ -147,3 +147,17 @@ def test_mistakes(arguments, message, data, capsys):
     assert main(['evaluate', *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and 'Traceback' not in error
+
+
+def test_an_exported_model_has_its_own_size(data, model, tmp_path, capsys):
+    exported = str(tmp_path / 'exported.onnx')
+    assert main(['export', model, '-o', exported, '--size', '160x120', '--top-k', '300']) == 0
+    arguments = ['evaluate', '--model', exported, model, '--data', data, '--sequences', 'coffee']
+    assert main(arguments) == 2
+    assert 'evaluate it with --size 160x120' in capsys.readouterr().err
+    out = tmp_path / 'out.json'
+    assert main([*arguments, '--size', '160x120', '--json', str(out)]) == 0
+    methods = json.loads(out.read_text())['methods']
+    ours, its = (method['splits']['all'] for method in methods.values())
+    for metric in ('repeatability', 'localization', 'mscore'):
+        assert ours[metric] == pytest.approx(its[metric], abs=0.02)

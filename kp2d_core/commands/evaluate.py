@@ -130,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         runtime=args.runtime,
         precisions=args.precision,
         threads=args.threads,
+        size=args.size,
         top_k=args.top_k,
     )
     if not methods:

@@ -12,6 +12,7 @@ from kp2d_core.detector import KeypointDetector
 from kp2d_core.evaluation.baselines import baseline
 from kp2d_core.evaluation.onnx_extractor import onnx_extractor
 from kp2d_core.evaluation.protocol import Extract
+from kp2d_core.images import Size
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ def open_methods(
     runtime: str = 'auto',
     precisions: Iterable[str] = ('fp32',),
     threads: int | None = None,
+    size: Size = (320, 240),
     top_k: int = 300,
 ) -> list[Method]:
     """Every model in every precision, then the baselines.
 
     A model is what `KeypointDetector.load` takes, or a YAML file that describes a foreign ONNX
-    extractor (see `onnx_extractor`), which has one precision only.
+    extractor (see `onnx_extractor`), which has one precision only. `size` and `top_k` are those
+    of the evaluation.
     """
     models, precisions = list(models), list(precisions)
     methods: list[Method] = []
@@ -46,6 +49,12 @@ def open_methods(
             detector = KeypointDetector.load(
                 model, runtime=runtime, precision=precision, threads=threads
             )
+            fixed = detector.runtime.fixed_size
+            if fixed is not None and fixed != size:
+                raise ValueError(
+                    f'{model} was exported for {fixed[0]}x{fixed[1]}, not {size[0]}x{size[1]}: '
+                    f'evaluate it with --size {fixed[0]}x{fixed[1]}'
+                )
             title = name if len(precisions) == 1 else f'{name} {precision}'
             methods.append(Method(title, detector.runtime.description, detector.detect))
     for name in baselines:
