@@ -1,5 +1,12 @@
 """Learned keypoints: detect, describe, match and track. Needs neither rclpy nor torch to run."""
 
+try:
+    import cv2  # noqa: F401
+except ImportError as error:  # not a requirement of pip: a robot's OpenCV comes from elsewhere
+    raise ImportError(
+        'kp2d_core needs OpenCV: apt install python3-opencv, or pip install kp2d_ros[opencv]'
+    ) from error
+
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.features import Features

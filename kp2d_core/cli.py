@@ -15,25 +15,46 @@ from kp2d_core.version import __version__
 COMMANDS: dict[str, str] = {
     'train': 'train a model on images or ROS bags',
     'evaluate': 'measure models and classical methods on HPatches and other tests',
+    'export': 'write an ONNX model for one size and precision, build TensorRT engines',
+    'bench': 'measure speed: of the runtimes, of training, of the node',
     'extract': 'find keypoints in images and save them',
     'match': 'match two images and draw the matches',
     'info': 'show what this machine can run, or what is inside a model file',
     'import-checkpoint': "turn the KP2D authors' .ckpt into a .safetensors model",
 }
 
+# What a small installation leaves out, and the extra of setup.py that brings it.
+EXTRAS = {
+    'torch': 'train',
+    'tensorboard': 'train',
+    'matplotlib': 'eval',
+    'onnx': 'export',
+    'onnxruntime': 'onnxruntime',
+    'openvino': 'openvino',
+    'rosbags': 'bags',
+    'rclpy': 'ros',
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = build_parser(arguments[0] if arguments else None)
-    args = parser.parse_args(arguments)
+    command = arguments[0] if arguments else None
     try:
+        parser = build_parser(command)
+        args = parser.parse_args(arguments)
         code: int = args.run(args)
         return code
     except (FileError, ValueError) as error:
-        print(f'kp2d {args.command}: {error}', file=sys.stderr)
+        print(f'kp2d {command}: {error}', file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        install = f"pip install 'kp2d_ros[{EXTRAS[error.name]}]'"
+        print(f'kp2d {command}: {error.name} is not installed: {install}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f'kp2d {args.command}: interrupted', file=sys.stderr)
+        print(f'kp2d {command}: interrupted', file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()

@@ -133,3 +133,20 @@ def test_info(model, capsys):
     assert '1.33 M parameters' in described and '128-d' in described
     assert main(['info']) == 0
     assert 'torch' in capsys.readouterr().out
+
+
+def test_a_missing_library_is_named_with_what_to_install():
+    """In a process in which torch cannot be imported, as on a machine that does not have it."""
+    script = (
+        'import sys\n'
+        "sys.modules['torch'] = None\n"
+        'from kp2d_core.cli import main\n'
+        "sys.exit(main(['train', '--data', 'nowhere']))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, '-c', script], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2
+    assert result.stderr.strip() == (
+        "kp2d train: torch is not installed: pip install 'kp2d_ros[train]'"
+    )
