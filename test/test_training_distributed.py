@@ -1,4 +1,4 @@
-"""Several processes (gloo, on this machine): the same gradient as one, and no hang when one dies."""
+"""Several processes (gloo): the same gradient as one, and no hang when one dies."""
 
 from __future__ import annotations
 

@@ -17,6 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='folders of images (searched recursively), image files, ROS 2 bags',
     )  # fmt: skip
     data.add_argument(
+        '--topic', help='of a bag (default: every topic with images)'
+    )
+    data.add_argument(
+        '--every', type=float, default=0.5, metavar='SECONDS',
+        help='take a frame of a bag no more often',
+    )  # fmt: skip
+    data.add_argument(
         '--val', type=Path, metavar='FOLDER',
         help='validate on these: HPatches layout, or photographs (default: some of --data)',
     )  # fmt: skip
@@ -36,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     budget.add_argument(
         '--steps', type=positive, help='end after so many (default: the recipe, if no --minutes)'
     )
-    budget.add_argument('--minutes', type=float, help='end after so many, whatever the steps')
+    budget.add_argument(
+        '--minutes', type=float, help='end after so many, over all parts of a resumed run'
+    )
     run = parser.add_argument_group('run')
     run.add_argument(
         '--out', type=Path, default=Path('runs/train'), metavar='FOLDER',
@@ -54,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
     from kp2d_core.training.config import TrainingConfig, load_config, override
     from kp2d_core.training.loop import STATE, Run, train
-    from kp2d_core.training.photographs import find_photographs
+    from kp2d_core.training.sources import find_entries
     from kp2d_core.training.state import read_state
 
     if args.resume:
@@ -69,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return train(
         Run(
             config,
-            [*find_photographs(args.data)],
+            find_entries(args.data, topic=args.topic, seconds=args.every),
             args.out,
             validation=args.val,
             steps=args.steps,
