@@ -36,6 +36,16 @@ EXTRAS = {
 }
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to a help text, where there is one and the text does not tell it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told = action.help and '(default' in action.help
+        if told or action.default in (None, False, []):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     command = arguments[0] if arguments else None
@@ -73,7 +83,7 @@ def build_parser(wanted: str | None) -> argparse.ArgumentParser:
             name,
             help=summary,
             description=f'{summary[0].upper()}{summary[1:]}.',
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         if name == wanted:
             module = importlib.import_module(f'kp2d_core.commands.{name.replace("-", "_")}')
