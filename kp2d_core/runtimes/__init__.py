@@ -32,9 +32,14 @@ def open_runtime(
         raise ValueError(f'threads must be 1 or more, got {threads}')
     status, reason = choose_runtime(runtime)
     source = open_source(model, precision)
-    opened = _OPENERS[status.name](source, threads)
+    opened = open_source_with(status.name, source, threads)
     opened.reason = reason
     return opened
+
+
+def open_source_with(runtime: str, source: ModelSource, threads: int | None = None) -> Runtime:
+    """The runtime of that name, which must be usable, with a model that is open already."""
+    return _OPENERS[runtime](source, threads)
 
 
 def available_runtimes() -> list[RuntimeStatus]:

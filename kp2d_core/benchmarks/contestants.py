@@ -1,0 +1,116 @@
+"""What is timed: runtimes in their precisions, the authors' way, SIFT, any other ONNX network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from kp2d_core.benchmarks.models import checkpoint_to_time, source_to_time
+from kp2d_core.detector import KeypointDetector
+from kp2d_core.errors import FileError
+from kp2d_core.features import Features
+from kp2d_core.images import Image
+from kp2d_core.runtimes import open_source_with
+
+BASELINE = "v4 the authors' way"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something to time on one image."""
+
+    name: str
+    run: Callable[[], object]
+    model: str = ''  # of ours, with runtime and precision, to start it in a process of its own
+    runtime: str = ''
+    precision: str = ''
+
+
+def ours(
+    model: str, runtime: str, precision: str, threads: int, image: Image, top_k: int
+) -> Contestant:
+    opened = open_source_with(runtime, source_to_time(model, precision), threads)
+    images = image[None]
+    name = f'{model} {precision} {runtime}'
+    return Contestant(name, lambda: opened.run(images, top_k), model, runtime, precision)
+
+
+def whole(contestant: Contestant, threads: int, image: Image, top_k: int) -> Contestant:
+    """The same from the frame to `Features`, to see what is not inference."""
+    source = source_to_time(contestant.model, contestant.precision)
+    detector = KeypointDetector(open_source_with(contestant.runtime, source, threads))
+    return Contestant(
+        f'{contestant.name}, frame to features',
+        lambda: detector.detect(image, max_keypoints=top_k),
+    )
+
+
+def authors_way(threads: int, image: Image, top_k: int) -> Contestant:
+    from kp2d_core.benchmarks.authors_way import AuthorsWay
+
+    network = AuthorsWay(checkpoint_to_time('v4'), threads)
+    images = image[None]
+    return Contestant(BASELINE, lambda: network.run(images, top_k))
+
+
+def sift(image: Image, top_k: int) -> Contestant:
+    gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    detector = cv2.SIFT_create(nfeatures=top_k)
+    return Contestant('SIFT', lambda: detector.detectAndCompute(gray, None))
+
+
+def other_network(path: Path, threads: int, image: Image) -> Contestant:
+    """An ONNX network of somebody else, by ONNX Runtime, on the photograph where that fits."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=['CPUExecutionProvider']
+        )
+    except Exception as error:  # the library has no common error type
+        raise FileError(f'{path} cannot be opened by ONNX Runtime: {error}') from error
+    inputs = {entry.name: _input_for(entry, image) for entry in session.get_inputs()}
+    return Contestant(path.stem, lambda: session.run(None, inputs))
+
+
+def matching(model: str, top_k: int) -> Callable[[], object]:
+    """Mutual nearest neighbours of two sets of descriptors as long as the model's."""
+    from kp2d_core.matching import match
+
+    length = checkpoint_to_time(model).architecture.descriptor_size
+    random = np.random.default_rng(0)
+    sets = []
+    for _ in range(2):
+        descriptors = random.normal(0, 1, (top_k, length)).astype(np.float32)
+        descriptors /= np.linalg.norm(descriptors, axis=1, keepdims=True)
+        points = random.uniform(0, 100, (top_k, 2)).astype(np.float32)
+        sets.append(Features(points, np.ones(top_k, np.float32), descriptors))
+    return lambda: match(sets[0], sets[1])
+
+
+def _input_for(entry: Any, image: Image) -> np.ndarray[Any, Any]:
+    """The photograph as float NCHW in 0..1 (or uint8 NHWC), of the size that is asked for."""
+    shape = list(entry.shape)
+    planar = len(shape) == 4 and shape[1] in (1, 3)
+    height, width = image.shape[:2]
+    free = [1, 3, height, width] if planar or len(shape) != 4 else [1, height, width, 3]
+    if len(shape) == 4:
+        shape = [a if isinstance(a, int) else b for a, b in zip(shape, free, strict=True)]
+    if len(shape) != 4 or shape[1 if planar else 3] not in (1, 3):
+        raise ValueError(f'--beside takes networks of one image, got an input of shape {shape}')
+    channels, height, width = shape[1:] if planar else (shape[3], *shape[1:3])
+    resized = np.asarray(cv2.resize(image, (width, height)))
+    if channels == 1:
+        resized = cv2.cvtColor(resized, cv2.COLOR_RGB2GRAY)[..., None]
+    if planar:
+        resized = resized.transpose(2, 0, 1)
+    batch = np.ascontiguousarray(np.repeat(resized[None], shape[0], axis=0))
+    return batch if 'uint8' in entry.type else batch.astype(np.float32) / 255

@@ -1,0 +1,176 @@
+"""Runtimes, precisions and sizes beside the authors' way of running V4, which counts as 1.0x."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from kp2d_core.benchmarks import contestants as field
+from kp2d_core.benchmarks.contestants import BASELINE, Contestant
+from kp2d_core.benchmarks.process import start_up
+from kp2d_core.benchmarks.timing import summary, time_in_turns
+from kp2d_core.commands.arguments import positive, size
+from kp2d_core.export.profile import PRECISIONS
+from kp2d_core.files import atomic_write
+from kp2d_core.images import Image, Size, prepare, read_image
+from kp2d_core.runtimes import available_runtimes
+from kp2d_core.runtimes.protocol import usable_cores
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--models', nargs='+', default=['v4', 'small'],
+        help='shipped models, files, or variants; random weights stand in for those not shipped',
+    )  # fmt: skip
+    parser.add_argument(
+        '--sizes', nargs='+', type=size, default=[(320, 240), (640, 480)], metavar='WxH',
+        help='of the image',
+    )  # fmt: skip
+    parser.add_argument(
+        '--precisions', nargs='+', choices=PRECISIONS, default=['fp32', 'int8'], help='to time'
+    )
+    parser.add_argument('--runtimes', nargs='+', metavar='NAME', help='only these')
+    parser.add_argument(
+        '--top-k', type=positive, metavar='K', help='keypoints (default: 300, from VGA on 1000)'
+    )
+    parser.add_argument('--threads', type=positive, default=usable_cores(), help='of the CPU')
+    parser.add_argument('--rounds', type=positive, default=12, help='in turns, 3 runs each')
+    parser.add_argument('--image', type=Path, metavar='FILE', help='a photograph to run on')
+    parser.add_argument(
+        '--beside', type=Path, nargs='+', default=[], metavar='ONNX',
+        help='other networks to time, such as an exported XFeat',
+    )  # fmt: skip
+    parser.add_argument(
+        '--quick', action='store_true', help='no memory and no start-up, which need processes'
+    )
+    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
+
+
+def run(args: argparse.Namespace) -> int:
+    photograph = find_photograph(args.image)
+    report: dict[str, Any] = {
+        'machine': platform.processor() or platform.machine(),
+        'threads': args.threads,
+        'runtimes': {s.name: s.detail for s in available_runtimes() if s.available},
+        'sizes': {},
+    }
+    for wanted in args.sizes:
+        key = f'{wanted[0]}x{wanted[1]}'
+        report['sizes'][key] = measure(args, photograph, wanted)
+        print(format_size(key, report['sizes'][key], args.threads), flush=True)
+    if args.json:
+        with atomic_write(args.json) as temporary:
+            temporary.write_text(json.dumps(report, indent=2) + '\n')
+    return 0
+
+
+def measure(args: argparse.Namespace, photograph: Image, wanted: Size) -> dict[str, Any]:
+    """All figures of one size."""
+    image = prepare(photograph, wanted)[0]
+    top_k = args.top_k or (1000 if wanted[0] * wanted[1] >= 640 * 480 else 300)
+    entries = enter(args, image, top_k)
+    timed = {entry.name: entry.run for entry in entries}
+    mine = [entry for entry in entries if entry.model]
+    fastest_kind = [entry for entry in mine if entry.runtime != 'torch']
+    frames = {e.name: field.whole(e, args.threads, image, top_k) for e in fastest_kind}
+    timed |= {frame.name: frame.run for frame in frames.values()}
+    timed |= around_inference(mine, photograph, wanted, top_k)
+    progress = f'{wanted[0]}x{wanted[1]}'
+    times = time_in_turns(timed, args.rounds, progress=progress)
+    rows = {name: summary(values) for name, values in times.items()}
+    base = rows.get(BASELINE)
+    for entry in entries:
+        row: dict[str, Any] = rows[entry.name]
+        if base is not None:
+            row['times_faster'] = base['median_ms'] / row['median_ms']
+        if entry.name in frames:
+            whole = rows.pop(frames[entry.name].name)
+            row['frame_to_features_ms'] = whole['median_ms']
+            # Of runs in turns, the fastest are the ones that nothing else disturbed.
+            row['not_inference'] = whole['fastest_ms'] / row['fastest_ms'] - 1
+        if entry.model and not args.quick:
+            row |= start_up(
+                entry.model, entry.runtime, entry.precision, args.threads, wanted, top_k
+            )
+    return {'top_k': top_k, 'rows': rows}
+
+
+def enter(args: argparse.Namespace, image: Image, top_k: int) -> list[Contestant]:
+    usable = [status.name for status in available_runtimes() if status.available]
+    unknown = sorted(set(args.runtimes or []) - set(usable))
+    if unknown:
+        raise ValueError(f'cannot be used here: {", ".join(unknown)}; see `kp2d info`')
+    chosen = [name for name in usable if not args.runtimes or name in args.runtimes]
+    entries = [field.authors_way(args.threads, image, top_k)] if 'torch' in usable else []
+    for model in args.models:
+        for precision in args.precisions:
+            for runtime in chosen:
+                if runtime == 'torch' and precision != 'fp32':
+                    continue
+                entries.append(
+                    field.ours(model, runtime, precision, args.threads, image, top_k)
+                )
+    entries.append(field.sift(image, top_k))
+    entries += [field.other_network(path, args.threads, image) for path in args.beside]
+    return entries
+
+
+def around_inference(
+    entries: list[Contestant], photograph: Image, wanted: Size, top_k: int
+) -> dict[str, Any]:
+    """What comes before and after the network: resizing a frame twice as large, matching."""
+    large = np.asarray(cv2.resize(photograph, (2 * wanted[0], 2 * wanted[1])))
+    parts: dict[str, Any] = {'resize a frame of twice the size': lambda: prepare(large, wanted)}
+    for model in dict.fromkeys(entry.model for entry in entries):
+        parts[f'match {top_k} with {top_k} of {model}'] = field.matching(model, top_k)
+    return parts
+
+
+def find_photograph(path: Path | None) -> Image:
+    """The given one, else one of scikit-image's, else noise with the spectrum of photographs."""
+    if path is not None:
+        return read_image(path)
+    try:
+        from skimage import data
+
+        return np.asarray(data.astronaut(), np.uint8)
+    except ImportError:
+        random = np.random.default_rng(0)
+        layers = [
+            cv2.resize(random.normal(0, 1, (side, side, 3)), (512, 512)) for side in (8, 32, 128)
+        ]
+        noise = 128 + 40 * np.sum(layers, axis=0)
+        return np.clip(noise, 0, 255).astype(np.uint8)
+
+
+def format_size(key: str, measured: dict[str, Any], threads: int) -> str:
+    """A table, the fastest last."""
+    head = ['', 'median ms', 'p95', 'faster', 'frame to features', 'not inference',
+            'peak MB', 'first result s, warm (cold)']  # fmt: skip
+    rows = [head]
+    for name, row in measured['rows'].items():
+        seconds = ''
+        if 'first_result_warm_s' in row:
+            seconds = f'{row["first_result_warm_s"]:.2f} ({row["first_result_cold_s"]:.2f})'
+        rows.append([
+            name,
+            f'{row["median_ms"]:.1f}',
+            f'{row["p95_ms"]:.1f}',
+            f'{row["times_faster"]:.1f}x' if 'times_faster' in row else '',
+            f'{row["frame_to_features_ms"]:.1f}' if 'frame_to_features_ms' in row else '',
+            f'{100 * row["not_inference"]:.1f} %' if 'not_inference' in row else '',
+            f'{row["peak_memory_mb"]:.0f}' if 'peak_memory_mb' in row else '',
+            seconds,
+        ])  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        '  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    title = f'{key}, {measured["top_k"]} keypoints, {threads} threads'
+    return '\n'.join([title, *(f'  {line}'.rstrip() for line in lines), ''])

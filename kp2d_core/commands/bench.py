@@ -1,0 +1,35 @@
+"""kp2d bench: speed, of the runtimes unless something else is named."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+SUBJECTS = {
+    'runtimes': ('kp2d_core.benchmarks.runtimes', "the runtimes beside the authors' way"),
+    'train': ('kp2d_core.benchmarks.training', 'a training step'),
+    'node': ('kp2d_ros.benchmark', 'the ROS node'),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from kp2d_core.benchmarks import runtimes
+
+    runtimes.add_arguments(parser)
+    parser.set_defaults(measure=runtimes.run)
+    subjects = parser.add_subparsers(title='what to measure', metavar='[runtimes|train|node]')
+    for name, (module_name, summary) in SUBJECTS.items():
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:  # not part of this installation
+            continue
+        subject = subjects.add_parser(
+            name, help=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        module.add_arguments(subject)
+        subject.set_defaults(measure=module.run)
+
+
+def run(args: argparse.Namespace) -> int:
+    code: int = args.measure(args)
+    return code

@@ -1,0 +1,87 @@
+"""`kp2d bench` runs and its figures are what they say; how fast things are is not tested."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import onnx
+import pytest
+from models import random_checkpoint
+
+from kp2d_core.benchmarks.authors_way import AuthorsWay
+from kp2d_core.benchmarks.contestants import BASELINE
+from kp2d_core.benchmarks.timing import REPEATS, summary, time_in_turns
+from kp2d_core.cli import main
+from kp2d_core.images import prepare
+from kp2d_core.runtimes.torch import TorchRuntime
+
+
+def test_bench_measures_all_runtimes_in_one_run(tmp_path, capsys):
+    """With a network of somebody else beside them: here a single convolution."""
+    value = onnx.helper.make_tensor_value_info
+    kernel = onnx.numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), 'kernel')
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node('Conv', ['image', 'kernel'], ['features'])],
+        'other',
+        [value('image', onnx.TensorProto.FLOAT, [1, 3, 'height', 'width'])],
+        [value('features', onnx.TensorProto.FLOAT, None)],
+        [kernel],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid('', 17)], ir_version=8
+    )
+    onnx.save(model, tmp_path / 'other.onnx')
+    command = [
+        'bench', '--models', 'small', '--sizes', '64x48', '--rounds', '1', '--threads', '1',
+        '--top-k', '20', '--beside', str(tmp_path / 'other.onnx'),
+        '--json', str(tmp_path / 'figures.json'),
+    ]  # fmt: skip
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert BASELINE in printed and 'small int8 openvino' in printed
+    report = json.loads((tmp_path / 'figures.json').read_text())
+    rows = report['sizes']['64x48']['rows']
+    expected = {BASELINE, 'small fp32 torch', 'small int8 onnxruntime', 'SIFT', 'other'}
+    assert expected <= set(rows)
+    assert 'match 20 with 20 of small' in rows
+    assert rows[BASELINE]['times_faster'] == 1
+    row = rows['small int8 openvino']
+    assert row['times_faster'] == pytest.approx(rows[BASELINE]['median_ms'] / row['median_ms'])
+    assert 20 < row['peak_memory_mb'] < 4000
+    assert row['first_result_warm_s'] > 0
+
+
+def test_mistakes_are_told(tmp_path, capsys):
+    (tmp_path / 'no.onnx').write_text('no')
+    other = str(tmp_path / 'no.onnx')
+    assert main(['bench', '--sizes', '64x48', '--quick', '--beside', other]) == 2
+    assert 'cannot be opened by ONNX Runtime' in capsys.readouterr().err
+    assert main(['bench', '--runtimes', 'tpu']) == 2
+    assert 'cannot be used here: tpu' in capsys.readouterr().err
+
+
+def test_the_authors_way_finds_the_same(photographs):
+    checkpoint = random_checkpoint('v4')
+    image = prepare(photographs['coffee'], (96, 72))[0][None]
+    found = AuthorsWay(checkpoint, 1).run(image, 108)
+    wanted = TorchRuntime(checkpoint, threads=1).run(image, 108)
+    np.testing.assert_allclose(found[1], wanted[1], atol=1e-5)
+    orders = [np.lexsort(output[0][0].round(2).T) for output in (found, wanted)]
+    np.testing.assert_allclose(found[2][0][orders[0]], wanted[2][0][orders[1]], atol=1e-4)
+
+
+def test_time_is_measured_in_turns():
+    calls = []
+
+    def slow() -> None:
+        calls.append('slow')
+        time.sleep(0.02)
+
+    times = time_in_turns({'slow': slow, 'fast': lambda: calls.append('fast')}, rounds=2)
+    assert len(times['slow']) == len(times['fast']) == 2 * REPEATS
+    assert calls[2:] == (['slow'] * (REPEATS + 1) + ['fast'] * (REPEATS + 1)) * 2
+    figures = summary(times['slow'])
+    assert 20 <= figures['fastest_ms'] <= figures['median_ms'] <= figures['p95_ms']
+    assert summary(times['fast'])['median_ms'] < 10
