@@ -31,7 +31,8 @@ def modules_of(package: str) -> list[str]:
 
 # What is for training and evaluation, or for running with torch.
 MAY_NEED_TORCH = re.compile(
-    r'kp2d_core\.(networks|training|evaluation|runtimes\.torch|commands\.(train|evaluate))\b'
+    r'kp2d_core\.(networks|training|evaluation|runtimes\.torch|commands\.(train|evaluate)'
+    r'|benchmarks\.(authors_way|training|plain_training))\b'
 )
 
 
