@@ -9,6 +9,7 @@ from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 from kp2d_ros.statistics import Statistics, Summary
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+STATUS_SUFFIX = ': keypoints'  # of a status's name, after the node's
 SILENCE = 2.0  # seconds without an image that are worth a warning
 
 
@@ -56,7 +57,7 @@ def status(
     }
     return DiagnosticStatus(
         level=level,
-        name=f'{name}: keypoints',
+        name=name + STATUS_SUFFIX,
         message=message,
         hardware_id=health.topic,
         values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],

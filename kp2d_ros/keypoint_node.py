@@ -102,6 +102,7 @@ class KeypointNode(LifecycleNode):
             settings=lambda: self._settings,
             publish=self._publish,
             problem=self._problem,
+            trace=self.get_logger().debug,
             statistics=self.statistics,
         )
         self._health.resets = self._worker.pipeline.resets

@@ -11,6 +11,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, PointCloud2
 
+from kp2d_ros.diagnostics import STATUS_SUFFIX
 from kp2d_ros.messages import read_points
 
 WINDOW = 3.0  # seconds that figures look back
@@ -24,7 +25,7 @@ class Monitor(Node):
         self.jpeg = b''  # the newest overlay
         self.frames = 0  # keypoint messages heard
         self._status: Any = None
-        self._diagnosed = f'{namespace}/{node_name}: keypoints'.lstrip('/')
+        self._diagnosed = f'{namespace}/{node_name}{STATUS_SUFFIX}'.lstrip('/')
         self._arrivals: deque[tuple[float, float, int]] = deque()  # when, latency, keypoints
         self._matches: deque[tuple[float, int, int]] = deque()  # when, matches, inliers
         self.create_subscription(PointCloud2, 'keypoints', self._keypoints, 2)

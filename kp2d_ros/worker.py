@@ -37,14 +37,19 @@ class Worker:
         settings: Callable[[], Settings],
         publish: Callable[[Result, Any], None],
         problem: Callable[[str, str], None],
+        trace: Callable[[str], object],
         statistics: Statistics,
     ) -> None:
-        """problem(kind, sentence) hears of every frame that is 'damaged' or has 'failed'."""
+        """problem(kind, sentence) hears of every frame that is 'damaged' or has 'failed'.
+
+        trace(sentence) hears how long each step took of each frame that was processed.
+        """
         self.pipeline = pipeline
         self._decode = decode
         self._settings = settings
         self._publish = publish
         self._problem = problem
+        self._trace = trace
         self._statistics = statistics
         self._mailbox: Mailbox[Arrival] = Mailbox()
         self._reset = threading.Event()
@@ -81,17 +86,25 @@ class Worker:
         if self._reset.is_set():
             self._reset.clear()
             self.pipeline.reset('asked for')
-        result = self.pipeline.process(
-            Frame(
-                image=self._decode(message),
-                stamp=stamp.sec * 10**9 + stamp.nanosec,
-                frame_id=message.header.frame_id,
-                camera=arrival.camera,
-            ),
-            self._settings(),
+        began = time.monotonic()
+        frame = Frame(
+            image=self._decode(message),
+            stamp=stamp.sec * 10**9 + stamp.nanosec,
+            frame_id=message.header.frame_id,
+            camera=arrival.camera,
         )
+        decoded = time.monotonic()
+        result = self.pipeline.process(frame, self._settings())
+        processed = time.monotonic()
         self._publish(result, message.header)
         now = time.monotonic()
+        self._trace(
+            f'frame {frame.stamp}: waited {1e3 * (began - arrival.arrived):.2f}, '
+            f'decoded {1e3 * (decoded - began):.2f}, '
+            f'detected {1e3 * result.inference_time:.2f}, '
+            f'tracked {1e3 * (result.total_time - result.inference_time):.2f}, '
+            f'published {1e3 * (now - processed):.2f} ms'
+        )
         matches = result.tracks.matches if result.tracks is not None else None
         self._statistics.add(
             Sample(

@@ -1,0 +1,245 @@
+"""`kp2d bench node`: the node in processes of its own, against the figures it is to keep."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from kp2d_core.commands.arguments import positive
+from kp2d_core.files import atomic_write
+from kp2d_ros.share import shared_file
+
+if TYPE_CHECKING:
+    from kp2d_ros.benchmark_rig import Rig
+
+PARTS = ('overhead', 'overload', 'soak', 'shutdown')
+OVERHEAD = 8.0  # ms, at most
+LAG = 2.5  # inference times, at most
+GROWTH = 2.0  # MB of memory in a minute, at most: what noise of the allocator is taken for
+END = 2.0  # seconds, at most
+CAMERA_RATE = 30.0  # Hz
+SLOW_MODEL = 0.2  # seconds a frame
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--model', default='small', help='random weights if it does not ship')
+    parser.add_argument('--runtime', default='auto', help='what runs it')
+    parser.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
+    parser.add_argument('--threads', type=int, default=0, help='0: the runtime decides')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='what to do')
+    parser.add_argument('--frames', type=positive, default=150, help='of the overhead')
+    parser.add_argument('--seconds', type=float, default=30.0, help='of the overload')
+    parser.add_argument('--soak', type=float, default=600.0, help='seconds of the soak')
+    parser.add_argument('--domain', type=int, default=91, help='ROS_DOMAIN_ID to be alone in')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
+
+
+def run(args: argparse.Namespace) -> int:
+    os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    os.environ.setdefault('FASTRTPS_DEFAULT_PROFILES_FILE', str(shared_file('config/fastdds.xml')))
+    report: dict[str, Any] = {
+        'machine': f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores',
+        'load': os.getloadavg()[0],
+    }
+    print(f'{report["machine"]}, load {report["load"]:.1f}: 640x480, 1000 keypoints')
+    measures = {'overhead': overhead, 'overload': overload, 'soak': soak, 'shutdown': shutdown}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in args.parts:
+            report[part] = measures[part](args, Path(folder))
+            met = 'met' if report[part]['met'] else 'MISSED'
+            print(f'{part:9} {met:7} {report[part]["sentence"]}', flush=True)
+    if args.json:
+        with atomic_write(args.json) as path:
+            path.write_text(json.dumps(report, indent=2) + '\n')
+    return 0
+
+
+def rig(args: argparse.Namespace, folder: Path, model: str | None = None, **others: Any) -> Rig:
+    from kp2d_core.benchmarks.models import checkpoint_to_time
+    from kp2d_core.checkpoint import save_checkpoint
+    from kp2d_ros.benchmark_rig import Rig
+
+    name = model or args.model
+    path = folder / f'{Path(name).stem}.safetensors'
+    if not path.exists():
+        save_checkpoint(path, checkpoint_to_time(name))
+    return Rig(
+        args.domain,
+        **{
+            'model': path, 'runtime': args.runtime, 'precision': args.precision,
+            'threads': args.threads, 'max_keypoints': 1000, **others,
+        },
+    )  # fmt: skip
+
+
+def overhead(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """From publishing an image to receiving its keypoints, without the inference in between."""
+    result: dict[str, Any] = {}
+    with rig(args, folder) as bench:
+        bench.ready()
+        for name, track in (('with tracking', True), ('without', False)):
+            bench.set(track=track)
+            bench.answers.clear()
+            for _ in tqdm(range(args.frames), f'overhead {name}'):
+                bench.exchange()
+            bench.spin(lambda: False, 0.2)
+            traces = bench.traces()
+            # Frame by frame: what others do on this machine hits both figures of a frame.
+            latency, inference, tracking = np.array([
+                (1e3 * seconds, *traces[stamp])
+                for stamp, seconds in bench.answers.items() if stamp in traces
+            ]).T  # fmt: skip
+            result[name] = {
+                'latency_p50_ms': float(np.median(latency)),
+                'inference_p50_ms': float(np.median(inference)),
+                'tracking_p50_ms': float(np.median(tracking)),
+                'overhead_p50_ms': float(np.median(latency - inference)),
+            }
+        result['runtime'] = bench.fresh_figures()['runtime']
+    with_tracking, without = result['with tracking'], result['without']
+    return {
+        **result,
+        'met': with_tracking['overhead_p50_ms'] <= OVERHEAD,
+        'sentence': (
+            f'{with_tracking["overhead_p50_ms"]:.1f} ms beyond the inference of '
+            f'{with_tracking["inference_p50_ms"]:.1f} ms, matching and verification included '
+            f'({without["overhead_p50_ms"]:.1f} ms without them); at most {OVERHEAD:g}'
+        ),
+    }
+
+
+def overload(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """A camera at 30 Hz, a model at about 5 Hz."""
+    with rig(args, folder, 'v4') as bench:
+        bench.ready()
+        size = 640
+        for _ in range(3):  # find a size at which a frame takes as long as it should
+            for _ in range(6):
+                bench.exchange()
+            took = float(bench.fresh_figures()['inference p50 (ms)']) / 1e3
+            size = int(np.clip(size * np.sqrt(SLOW_MODEL / took), 96, 1600)) // 8 * 8
+            bench.set(working_size=size)
+            time.sleep(0.1)
+        bench.sent.clear()
+        bench.answers.clear()
+        bench.fresh_figures()
+        before = {name: bench.count(name) for name in ('received', 'processed', 'dropped', 'lost')}
+        inferences = []
+        began = time.perf_counter()
+        next_frame = began
+        with tqdm(total=round(args.seconds), desc='overload', unit='s') as bar:
+            while (now := time.perf_counter()) < began + args.seconds:
+                bench.publish()
+                next_frame = max(next_frame + 1 / CAMERA_RATE, now)
+                bench.spin(lambda: False, next_frame - now)
+                inferences.append(float(bench.figures['inference p50 (ms)']) / 1e3)
+                bar.update(int(now - began) - bar.n)
+        bench.spin(lambda: False, 2.0)
+        bench.fresh_figures()
+        counts = {name: bench.count(name) - value for name, value in before.items()}
+        sent = len(bench.sent)
+        latencies = np.array([bench.answers[s] for s in sorted(bench.answers)])
+    inference = float(np.median(inferences))
+    p95 = float(np.percentile(latencies, 95))
+    halves = [float(np.percentile(part, 95)) for part in np.array_split(latencies, 2)]
+    return {
+        'inference_p50_s': inference, 'latency_p95_s': p95, 'latency_p95_halves_s': halves,
+        'working_size': size, 'sent': sent, **counts,
+        'met': p95 <= LAG * inference and counts['received'] + counts['lost'] == sent,
+        'sentence': (
+            f'p95 {p95 * 1e3:.0f} ms = {p95 / inference:.2f} inferences of '
+            f'{inference * 1e3:.0f} ms (first half {halves[0] * 1e3:.0f}, second '
+            f'{halves[1] * 1e3:.0f} ms); of {sent} frames {counts["processed"]} processed, '
+            f'{counts["dropped"]} dropped, {counts["lost"]} lost; at most {LAG:g}'
+        ),
+    }  # fmt: skip
+
+
+def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One picture after the other, the next as soon as the keypoints of the last are here."""
+    memory: list[float] = []
+    times: list[float] = []
+    with rig(args, folder) as bench:
+        bench.ready()
+        for _ in range(50):
+            bench.exchange()
+        threads = bench.threads()
+        bench.fresh_figures()
+        names = ('received', 'processed', 'dropped', 'skipped', 'damaged', 'failed', 'lost')
+        before = {name: bench.count(name) for name in names}
+        bench.sent.clear()
+        began = time.perf_counter()
+        with tqdm(total=round(args.soak), desc='soak', unit='s') as bar:
+            while (passed := time.perf_counter() - began) < args.soak:
+                bench.exchange()
+                if passed >= len(memory):
+                    memory.append(bench.memory())
+                    times.append(passed)
+                    bar.update(int(passed) - bar.n)
+        sent = len(bench.sent)
+        bench.spin(lambda: False, 1.0)
+        bench.fresh_figures()
+        counts = {name: bench.count(name) - value for name, value in before.items()}
+        threads_after = bench.threads()
+        rate = counts['processed'] / args.soak
+    accounted = counts['received'] + counts['lost'] == sent and counts['received'] == sum(
+        counts[name] for name in ('processed', 'dropped', 'skipped', 'damaged', 'failed')
+    )
+    # The first third is for caches to fill.
+    third = len(memory) // 3
+    growth = float(np.polyfit(times[third:], memory[third:], 1)[0]) * 60 if third > 1 else 0.0
+    return {
+        'rate_hz': rate, 'memory_mb': memory[::10], 'growth_mb_per_minute': growth,
+        'threads': [threads, threads_after], 'sent': sent, **counts,
+        'met': abs(growth) <= GROWTH and accounted and threads_after <= threads,
+        'sentence': (
+            f'{args.soak:.0f} s at {rate:.1f} Hz: {memory[third]:.0f} MB to {memory[-1]:.0f} MB '
+            f'({growth:+.2f} MB a minute), threads {threads} to {threads_after}; of {sent} frames '
+            f'{counts["processed"]} processed, {counts["dropped"]} dropped, {counts["lost"]} '
+            f'lost, {"all" if accounted else "NOT all"} accounted for'
+        ),
+    }  # fmt: skip
+
+
+def shutdown(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """From the signal to the end of the process, in every state."""
+    from lifecycle_msgs.msg import Transition
+
+    took: dict[str, float] = {}
+    states = ('unconfigured', 'loading', 'inactive', 'active', 'busy')
+    for state in tqdm(states, 'shutdown'):
+        for how in (signal.SIGINT, signal.SIGTERM):
+            managed = state in ('unconfigured', 'inactive')
+            model = 'v4' if state == 'busy' else None
+            with rig(args, folder, model, managed=str(managed).lower()) as bench:
+                if state in ('active', 'busy'):
+                    bench.ready()
+                elif state == 'loading':
+                    bench.wait_for_node()
+                else:
+                    bench.fresh_figures()
+                if state == 'inactive':
+                    bench.transition(Transition.TRANSITION_CONFIGURE)
+                if state == 'busy':
+                    bench.publish()
+                    bench.spin(lambda: False, 0.1)
+                took[f'{state} {how.name}'] = bench.end(how)
+    worst = max(took, key=lambda name: took[name])
+    return {
+        'seconds': took,
+        'met': took[worst] <= END,
+        'sentence': (
+            f'{took[worst]:.2f} s in the worst case ({worst}), the median of {len(took)} is '
+            f'{np.median(list(took.values())):.2f} s; at most {END:g}'
+        ),
+    }
