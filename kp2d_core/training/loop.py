@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
+from kp2d_core.training.allocator import keep_freed_memory
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
 from kp2d_core.training.interruption import Interruption
@@ -55,6 +56,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     make_folder(run.out)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
+    keep_freed_memory()
     cv2.setNumThreads(1)  # small warps beside a busy network: more threads only hurt
 
     # Data

@@ -1,0 +1,119 @@
+"""Training written the plain way, as the yardstick of `kp2d bench train`.
+
+The structure of the reference: source and target one after the other through the network, default
+memory order, whole images, and losses that loop over the images of a batch. Same equations.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kp2d_core.architecture import CELL
+from kp2d_core.networks import Maps
+from kp2d_core.networks.geometry import normalise, sample_descriptors, to_grid
+from kp2d_core.training.config import LossConfig
+from kp2d_core.training.losses import inner_cells
+from kp2d_core.training.model import TrainingModel
+
+
+def plain_loss(model: TrainingModel, images: Tensor, matrices: Tensor) -> Tensor:
+    """The loss of a batch (sources, then targets), image by image."""
+    batch = len(matrices)
+    source: Maps = model.network(normalise(images[:batch]).contiguous())
+    target: Maps = model.network(normalise(images[batch:]).contiguous())
+    total = images.new_zeros((), dtype=torch.float32)
+    for i in range(batch):
+        total = total + image_loss(
+            Maps(*(value[i : i + 1] for value in source)),
+            Maps(*(value[i : i + 1] for value in target)),
+            matrices[i],
+            model,
+        )
+    return total / batch
+
+
+def image_loss(source: Maps, target: Maps, matrix: Tensor, model: TrainingModel) -> Tensor:
+    config = model.config.loss
+    rows, columns = source.scores.shape[-2:]
+    size = (CELL * rows, CELL * columns)
+    source_points = source.keypoints[0].reshape(2, -1).T
+    target_points = target.keypoints[0].reshape(2, -1).T
+    homogeneous = torch.cat([source_points, torch.ones_like(source_points[:, :1])], 1) @ matrix.T
+    warped = homogeneous[:, :2] / homogeneous[:, 2:]
+    edge = warped.new_tensor([size[1] - 1, size[0] - 1])
+    visible = ((warped > 0) & (warped < edge)).all(1)
+    visible &= inner_cells(rows, columns, warped.device)[0]
+
+    apart = (warped[:, None] - target_points[None]).square().sum(2).add(1e-12).sqrt()
+    nearest, partner = apart.min(1)
+    valid = visible & (nearest < config.match_distance)
+    source_scores, target_scores = source.scores.flatten(), target.scores.flatten()
+    loss = warped.sum() * 0
+    if valid.any():
+        near = nearest[valid]
+        loss = loss + config.location * near.mean()
+        merit = (source_scores[valid] + target_scores[partner[valid]]) / 2
+        loss = loss + config.score * (merit * (near - near.mean())).mean()
+    grid = to_grid((warped.detach() - (CELL - 1) / 2) / CELL, (rows, columns))
+    sampled = F.grid_sample(
+        target.scores, grid[None, :, None], padding_mode='border', align_corners=True
+    ).flatten()
+    if visible.any():
+        difference = source_scores[visible] - sampled[visible]
+        loss = loss + config.score * difference.square().mean()
+
+    anchors = sample_descriptors(source.descriptors, source_points[None].detach(), size)[0]
+    positives = sample_descriptors(target.descriptors, warped[None].detach(), size)[0]
+    loss = loss + descriptor_loss(anchors, positives, warped.detach(), visible, config)
+    if config.io:
+        loss = loss + config.io * io_loss(source, target, matrix, model, size)
+    return loss
+
+
+def descriptor_loss(
+    anchors: Tensor, positives: Tensor, warped: Tensor, visible: Tensor, config: LossConfig
+) -> Tensor:
+    anchors, positives, warped = anchors[visible], positives[visible], warped[visible]
+    if len(anchors) < 20:
+        return anchors.sum() * 0
+    similarity = anchors @ positives.T
+    near = (warped[:, None] - warped[None]).abs().amax(2) <= config.relaxation
+    if config.descriptor == 'infonce':
+        eye = torch.eye(len(near), dtype=torch.bool, device=near.device)
+        logits = (similarity / config.temperature).masked_fill(near & ~eye, -1e4)
+        labels = torch.arange(len(logits), device=logits.device)
+        both = F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)
+        return config.descriptor_weight * both / 2
+    distances = (2 - 2 * similarity).clamp_min(1e-6).sqrt()
+    hardest = distances.masked_fill(near, 1e4).amin(1)
+    triplet = (distances.diagonal() - hardest + config.margin).clamp_min(0)
+    return config.descriptor_weight * triplet.mean()
+
+
+def io_loss(
+    source: Maps, target: Maps, matrix: Tensor, model: TrainingModel, size: tuple[int, int]
+) -> Tensor:
+    config = model.config.loss
+    rows, columns = source.scores.shape[-2:]
+    inner = inner_cells(rows, columns, source.scores.device)[0]
+    count = min(config.io_points, int(inner.sum()))
+    chosen = []
+    for maps in (source, target):
+        scores = maps.scores.flatten().detach().masked_fill(~inner, 1e4)
+        cells = scores.topk(count, largest=False).indices
+        chosen.append(maps.keypoints[0].reshape(2, -1).T[cells])
+    first = sample_descriptors(source.descriptors, chosen[0][None], size)[0]
+    second = sample_descriptors(target.descriptors, chosen[1][None], size)[0]
+    best, match = (first @ second.T).max(1)
+    matched = chosen[1][match]
+    homogeneous = torch.cat([chosen[0], torch.ones_like(chosen[0][:, :1])], 1) @ matrix.T
+    astray = (homogeneous[:, :2] / homogeneous[:, 2:] - matched).square().sum(1).sqrt()
+    inlier = astray.detach() < config.match_distance
+    if not inlier.any():
+        return best.sum() * 0
+    apart = (2 - 2 * best).clamp_min(1e-6).sqrt()[:, None]
+    seen = torch.cat([to_grid(chosen[0], size), to_grid(matched, size), apart], 1)
+    answer = model.io_net(seen.T[None])[0]
+    return (answer - torch.where(inlier, 1.0, -1.0)).square().mean() / 2

@@ -1,0 +1,73 @@
+"""That the parts of `kp2d bench train` work and agree; speed itself is for the bench to tell."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+
+import pytest
+import torch
+
+from kp2d_core.benchmarks import training as bench
+from kp2d_core.benchmarks.plain_training import plain_loss
+from kp2d_core.training.allocator import keep_freed_memory
+from kp2d_core.training.config import TrainingConfig, override
+from kp2d_core.training.model import TrainingModel
+from kp2d_core.training.pairs import PairSource
+from kp2d_core.training.photographs import Photographs
+
+
+@pytest.mark.parametrize('descriptor', ['triplet', 'infonce'])
+def test_the_plain_way_computes_the_same_loss(photographs, descriptor):
+    """So that the yardstick measures the same work, and the batched losses are right."""
+    config = override(
+        TrainingConfig(),
+        [
+            'network.width=4', 'network.descriptor_size=16', 'network.dropout=0.0',
+            'pairs.width=96', 'pairs.height=80', 'pairs.framing=crop', 'loss.io_points=40',
+            f'loss.descriptor={descriptor}',
+        ],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = TrainingModel(config).eval()  # else batch norm sees one image or all
+    batch = PairSource(Photographs([photographs['coffee']]), config).batch(0, 3)
+    ours, _ = model(batch.images, batch.source_to_target, 0)
+    plain = plain_loss(model, batch.images, batch.source_to_target)
+    assert plain.item() == pytest.approx(ours.item(), rel=1e-4)
+
+
+def test_large_blocks_are_reused_once_asked_for():
+    """Page faults of allocating, using and freeing 64 MB a few times."""
+    if not keep_freed_memory(False):
+        pytest.skip('not the C library that this is about')
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.ones(16 * 1024 * 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    try:
+        assert keep_freed_memory()
+        faults()
+        kept = faults()
+    finally:
+        keep_freed_memory(False)
+    assert kept < 200  # 64 MB are 16384 pages
+
+
+def test_both_ways_run_and_reply(tmp_path, capsys):
+    config = tmp_path / 'tiny.yaml'
+    config.write_text(
+        'network: {variant: tiny, width: 4, descriptor_size: 16}\npairs: {framing: crop}\n'
+    )
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    arguments = ['--config', str(config), '--batch', '1', '--steps', '1', '--threads', '1']
+    assert bench.run(parser.parse_args(arguments)) == 0
+    said = capsys.readouterr().out
+    assert 'kp2d train' in said and 'waiting for data' in said
+
+
+def test_crops_have_the_pixels_of_whole_images():
+    assert bench.CROPS * bench.CROP[0] * bench.CROP[1] == bench.WHOLE[0] * bench.WHOLE[1]
