@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from kp2d_core.benchmarks.models import checkpoint_to_time, source_to_time
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.features import Features
 from kp2d_core.images import Image
-from kp2d_core.runtimes import open_source_with
+from kp2d_core.runtimes import Outputs, Runtime, open_source_with
 
 BASELINE = "v4 the authors' way"
 
@@ -26,9 +28,17 @@ class Contestant:
 
     name: str
     run: Callable[[], object]
-    model: str = ''  # of ours, with runtime and precision, to start it in a process of its own
-    runtime: str = ''
-    precision: str = ''
+    ours: Ours | None = None
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One of our models in one of our runtimes."""
+
+    model: str
+    runtime: str
+    precision: str
+    opened: Runtime
 
 
 def ours(
@@ -37,17 +47,36 @@ def ours(
     opened = open_source_with(runtime, source_to_time(model, precision), threads)
     images = image[None]
     name = f'{model} {precision} {runtime}'
-    return Contestant(name, lambda: opened.run(images, top_k), model, runtime, precision)
+    entry = Ours(model, runtime, precision, opened)
+    return Contestant(name, lambda: opened.run(images, top_k), entry)
 
 
-def whole(contestant: Contestant, threads: int, image: Image, top_k: int) -> Contestant:
-    """The same from the frame to `Features`, to see what is not inference."""
-    source = source_to_time(contestant.model, contestant.precision)
-    detector = KeypointDetector(open_source_with(contestant.runtime, source, threads))
-    return Contestant(
-        f'{contestant.name}, frame to features',
-        lambda: detector.detect(image, max_keypoints=top_k),
-    )
+class WholeWay:
+    """From the frame to `Features`; `shares` tells what part of each call was not inference."""
+
+    def __init__(self, runtime: Runtime, image: Image, top_k: int) -> None:
+        self.detector = KeypointDetector(runtime)
+        self.image, self.top_k = image, top_k
+        self.shares: list[float] = []
+
+    def __call__(self) -> None:
+        runtime = self.detector.runtime
+        run, inside = runtime.run, []
+
+        def timed(images: NDArray[np.uint8], top_k: int) -> Outputs:
+            start = time.perf_counter()
+            outputs = run(images, top_k)
+            inside.append(time.perf_counter() - start)
+            return outputs
+
+        runtime.run = timed  # type: ignore[method-assign]
+        try:
+            start = time.perf_counter()
+            self.detector.detect(self.image, max_keypoints=self.top_k)
+            total = time.perf_counter() - start
+        finally:
+            del runtime.run  # the method of the class shows again
+        self.shares.append((total - inside[0]) / total)
 
 
 def authors_way(threads: int, image: Image, top_k: int) -> Contestant:

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from kp2d_core.benchmarks import contestants as field
-from kp2d_core.benchmarks.contestants import BASELINE, Contestant
+from kp2d_core.benchmarks.contestants import BASELINE, Contestant, WholeWay
 from kp2d_core.benchmarks.process import start_up
 from kp2d_core.benchmarks.timing import summary, time_in_turns
 from kp2d_core.commands.arguments import positive, size
@@ -76,11 +76,10 @@ def measure(args: argparse.Namespace, photograph: Image, wanted: Size) -> dict[s
     top_k = args.top_k or (1000 if wanted[0] * wanted[1] >= 640 * 480 else 300)
     entries = enter(args, image, top_k)
     timed = {entry.name: entry.run for entry in entries}
-    mine = [entry for entry in entries if entry.model]
-    fastest_kind = [entry for entry in mine if entry.runtime != 'torch']
-    frames = {e.name: field.whole(e, args.threads, image, top_k) for e in fastest_kind}
-    timed |= {frame.name: frame.run for frame in frames.values()}
-    timed |= around_inference(mine, photograph, wanted, top_k)
+    mine = {entry.name: entry.ours for entry in entries if entry.ours}
+    whole = {name: WholeWay(one.opened, image, top_k) for name, one in mine.items()}
+    timed |= {f'{name}, frame to features': way for name, way in whole.items()}
+    timed |= around_inference([one.model for one in mine.values()], photograph, wanted, top_k)
     progress = f'{wanted[0]}x{wanted[1]}'
     times = time_in_turns(timed, args.rounds, progress=progress)
     rows = {name: summary(values) for name, values in times.items()}
@@ -89,15 +88,13 @@ def measure(args: argparse.Namespace, photograph: Image, wanted: Size) -> dict[s
         row: dict[str, Any] = rows[entry.name]
         if base is not None:
             row['times_faster'] = base['median_ms'] / row['median_ms']
-        if entry.name in frames:
-            whole = rows.pop(frames[entry.name].name)
-            row['frame_to_features_ms'] = whole['median_ms']
-            # Of runs in turns, the fastest are the ones that nothing else disturbed.
-            row['not_inference'] = whole['fastest_ms'] / row['fastest_ms'] - 1
-        if entry.model and not args.quick:
-            row |= start_up(
-                entry.model, entry.runtime, entry.precision, args.threads, wanted, top_k
-            )
+        if entry.ours is None:
+            continue
+        row['frame_to_features_ms'] = rows.pop(f'{entry.name}, frame to features')['median_ms']
+        row['not_inference'] = float(np.median(whole[entry.name].shares))
+        if not args.quick:
+            one = entry.ours
+            row |= start_up(one.model, one.runtime, one.precision, args.threads, wanted, top_k)
     return {'top_k': top_k, 'rows': rows}
 
 
@@ -122,12 +119,12 @@ def enter(args: argparse.Namespace, image: Image, top_k: int) -> list[Contestant
 
 
 def around_inference(
-    entries: list[Contestant], photograph: Image, wanted: Size, top_k: int
+    models: list[str], photograph: Image, wanted: Size, top_k: int
 ) -> dict[str, Any]:
     """What comes before and after the network: resizing a frame twice as large, matching."""
     large = np.asarray(cv2.resize(photograph, (2 * wanted[0], 2 * wanted[1])))
     parts: dict[str, Any] = {'resize a frame of twice the size': lambda: prepare(large, wanted)}
-    for model in dict.fromkeys(entry.model for entry in entries):
+    for model in dict.fromkeys(models):
         parts[f'match {top_k} with {top_k} of {model}'] = field.matching(model, top_k)
     return parts
 

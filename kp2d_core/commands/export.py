@@ -55,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'the model); the ranges are kept beside a model of yours, for int8 at any size',
     )  # fmt: skip
     quality.add_argument(
+        '--save-ranges', type=Path, metavar='JSON',
+        help='where to keep the ranges of --calibrate (default: MODEL.int8.json, beside it)',
+    )  # fmt: skip
+    quality.add_argument(
         '--evaluate', type=Path, metavar='FOLDER',
         help='sequences in HPatches layout to measure the loss on (default: pairs made of the '
         'images of --calibrate)',
@@ -84,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     images = read_some(args.calibrate) if args.calibrate else []
     ranges = None
     if profile.precision == 'int8':
-        ranges = find_ranges(path, checkpoint, images)
+        ranges = find_ranges(path, checkpoint, images, args.save_ranges)
     from kp2d_core.export.graph import build_graph  # needs onnx
 
     graph = build_graph(checkpoint, profile, ranges).SerializeToString()
@@ -123,16 +127,20 @@ def read_some(folder: Path) -> list[Image]:
     return [read_image(path) for path in paths[::step][:MOST_IMAGES]]
 
 
-def find_ranges(path: Path, checkpoint: Checkpoint, images: list[Image]) -> Ranges:
+def find_ranges(
+    path: Path, checkpoint: Checkpoint, images: list[Image], save_as: Path | None
+) -> Ranges:
     """Measured on the images and kept beside the model, or as they came with it."""
     ranges_path = calibration_path(path)
     if images:
         from kp2d_core.export.calibration import calibrate
 
         calibration = calibrate(checkpoint, images, progress=True)
-        if path.parent != WEIGHTS_FOLDER:
-            calibration.save(ranges_path)
-            print(f'{ranges_path}: int8 ranges of {len(images)} images')
+        if save_as is None and path.parent != WEIGHTS_FOLDER:
+            save_as = ranges_path
+        if save_as is not None:
+            calibration.save(save_as)
+            print(f'{save_as}: int8 ranges of {len(images)} images')
         return calibration.ranges
     if not ranges_path.is_file():
         raise ValueError(f'int8 needs images: --calibrate FOLDER (there is no {ranges_path})')
