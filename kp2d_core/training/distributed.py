@@ -32,6 +32,11 @@ class Processes:
         dist.all_reduce(message)
         return message[0].item(), message[1].item() > 0
 
+    def lost(self, error: RuntimeError) -> bool:
+        """Whether the error says that another process does not answer any more."""
+        gloo = any(word in str(error) for word in ('closed by peer', 'reset by peer', 'Timed out'))
+        return self.count > 1 and (gloo or isinstance(error, dist.DistError))
+
 
 @contextmanager
 def join_processes(device: str) -> Iterator[Processes]:

@@ -48,7 +48,14 @@ class Run:
 def train(run: Run) -> int:
     """Train to the end of the budget, and return 0; or 128 + the signal that ended it early."""
     with join_processes(run.config.compute.device) as processes, Interruption() as interruption:
-        return _train(run, processes, interruption)
+        try:
+            return _train(run, processes, interruption)
+        except RuntimeError as error:
+            if processes.lost(error):
+                raise ValueError(
+                    'another process of the run is gone; --resume goes on from the last state'
+                ) from error
+            raise
 
 
 def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
@@ -84,6 +91,8 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if run.resume:
         _, progress, tensors = read_state(run.out / STATE)
         restore_state(tensors, model, optimizer, average)
+        if not leads:  # the saved random state is the first process's
+            torch.manual_seed(hash((config.seed, processes.rank, progress.step)))
     if config.compute.compile:
         model.network.compile()
     step_of: nn.Module = DistributedDataParallel(model) if processes.count > 1 else model
