@@ -8,10 +8,8 @@ import pytest
 from models import random_checkpoint
 
 from kp2d_core.evaluation.metrics import warp
-from kp2d_core.training.config import TrainingConfig, override
 from kp2d_core.training.validation import make_validation, quality
 
-CONFIG = override(TrainingConfig(), ['pairs.framing=crop', 'pairs.strong.rotation=180'])
 METRICS = {'quality', 'repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore', 'auc3'}
 
 
@@ -31,8 +29,8 @@ def sequences(tmp_path_factory, photographs):
 
 def test_held_out_photographs_become_pairs_that_fit(photographs):
     entries = [photographs[name] for name in ('coffee', 'chelsea', 'astronaut', 'rocket')]
-    validation = make_validation(None, entries, CONFIG)
-    again = make_validation(None, entries, override(CONFIG, ['seed=7']))
+    validation = make_validation(None, entries)
+    again = make_validation(None, entries)
     assert len(validation.pairs) == 4
     for one, other in zip(validation.pairs, again.pairs, strict=True):
         np.testing.assert_array_equal(one.first, other.first)  # the same for every run
@@ -44,7 +42,7 @@ def test_held_out_photographs_become_pairs_that_fit(photographs):
 
 
 def test_nothing_held_out_is_no_validation():
-    assert make_validation(None, [], CONFIG) is None
+    assert make_validation(None, []) is None
 
 
 def test_sequences_are_measured_as_the_evaluation_does(sequences):
@@ -54,7 +52,7 @@ def test_sequences_are_measured_as_the_evaluation_does(sequences):
     from kp2d_core.runtimes.torch import TorchRuntime
 
     checkpoint = random_checkpoint('small')
-    figures = make_validation(sequences, [], CONFIG).measure(checkpoint, 'cpu')
+    figures = make_validation(sequences, []).measure(checkpoint, 'cpu')
     detector = KeypointDetector(TorchRuntime(checkpoint))
     expected = evaluate(detector.detect, load_sequences(sequences)).mean()
     assert figures['mscore'] == expected['mscore'] > 0
@@ -63,7 +61,7 @@ def test_sequences_are_measured_as_the_evaluation_does(sequences):
 
 
 def test_pictures_show_the_pair(sequences):
-    validation = make_validation(sequences, [], CONFIG)
+    validation = make_validation(sequences, [])
     drawn = validation.draw(random_checkpoint('small'), 'cpu', 1)
     assert set(drawn) == {'pair 0/keypoints', 'pair 0/scores', 'pair 0/matches'}
     for picture in drawn.values():
@@ -73,4 +71,4 @@ def test_pictures_show_the_pair(sequences):
 
 def test_a_folder_of_photographs_can_be_validated_on(tmp_path, photographs):
     cv2.imwrite(str(tmp_path / 'coffee.png'), photographs['coffee'])
-    assert len(make_validation(tmp_path, [], CONFIG).pairs) == 1
+    assert len(make_validation(tmp_path, []).pairs) == 1

@@ -75,7 +75,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         short_side=1.5 * max(*config.pairs.short_side, config.pairs.height),
         cache_gb=config.compute.cache_gb,
     )
-    validation = make_validation(run.validation, held_out, config) if leads else None
+    validation = make_validation(run.validation, held_out) if leads else None
     budget = make_budget(config.optimizer, len(photographs), run.steps, run.minutes)
 
     # Model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -23,13 +23,19 @@ from kp2d_core.evaluation.protocol import (
 from kp2d_core.evaluation.shift import shift_test
 from kp2d_core.images import Image, read_image, size_of
 from kp2d_core.runtimes.torch import TorchRuntime
-from kp2d_core.training.config import TrainingConfig
+from kp2d_core.training.config import HomographyConfig, PairsConfig, TrainingConfig
 from kp2d_core.training.pairs import make_pair
 from kp2d_core.training.photographs import Entry, Photographs, find_photographs
 from kp2d_core.training.pictures import draw_pair
 
 SIZE = (320, 240)
 TOP_K = 300
+# Pairs are made with these in turn, whatever the recipe: runs can be compared.
+HOMOGRAPHIES = {
+    'mild': HomographyConfig(1.0, (0.93, 1.07), 9.0, 0.0, 8.0, False),
+    'viewpoint': HomographyConfig(1.0, (0.7, 1.2), 30.0, 0.25, 30.0, False),
+    'turned': HomographyConfig(1.0, (0.5, 1.2), 180.0, 0.15, 20.0, False),
+}
 SHIFT = 4  # px, half a cell: where keypoints that follow the grid are worst
 SHIFT_PHOTOGRAPHS = 8
 
@@ -73,9 +79,7 @@ class Validation:
         return pictures
 
 
-def make_validation(
-    folder: Path | None, held_out: list[Entry], config: TrainingConfig
-) -> Validation | None:
+def make_validation(folder: Path | None, held_out: list[Entry]) -> Validation | None:
     """On a folder in HPatches layout, on a folder of photographs, or on those held out."""
     if folder is not None and is_hpatches(folder):
         sequences = load_sequences(folder)
@@ -85,7 +89,7 @@ def make_validation(
         return None
     photographs = Photographs(entries, short_side=2 * SIZE[1])
     shifted = [photographs[i] for i in range(min(SHIFT_PHOTOGRAPHS, len(photographs)))]
-    return Validation(make_pairs(photographs, config), [], shifted)
+    return Validation(make_pairs(photographs), [], shifted)
 
 
 def quality(metrics: dict[str, float]) -> float:
@@ -97,17 +101,16 @@ def is_hpatches(folder: Path) -> bool:
     return any(folder.glob('H_1_*')) or any(folder.glob('*/H_1_*'))
 
 
-def make_pairs(photographs: Photographs, config: TrainingConfig) -> list[MadePair]:
-    """One pair of each photograph, always the same; every other one is mild."""
-    width, height = SIZE
-    pairs = replace(
-        config.pairs, width=width, height=height, framing='crop', short_side=(240.0, 320.0)
-    )
-    config = replace(config, pairs=pairs)
+def make_pairs(photographs: Photographs) -> list[MadePair]:
+    """One pair of each photograph, always the same; the light changes as in the paper."""
     made = []
     for number in range(len(photographs)):
+        kind = list(HOMOGRAPHIES)[number % len(HOMOGRAPHIES)]
+        pairs = PairsConfig(
+            *SIZE, framing='crop', short_side=(240, 300), swap=0.5, strong=HOMOGRAPHIES[kind]
+        )
         random = np.random.default_rng([0, 3, number])
-        pair = make_pair(photographs[number], random, config, mild=number % 2 == 1)
+        pair = make_pair(photographs[number], random, TrainingConfig(pairs=pairs), mild=False)
         made.append(MadePair(*pair))
     return made
 
