@@ -76,7 +76,7 @@ def rig(args: argparse.Namespace, folder: Path, model: str | None = None, **othe
     return Rig(
         args.domain,
         **{
-            'model': path, 'runtime': args.runtime, 'precision': args.precision,
+            'model': str(path), 'runtime': args.runtime, 'precision': args.precision,
             'threads': args.threads, 'max_keypoints': 1000, **others,
         },
     )  # fmt: skip
@@ -221,7 +221,7 @@ def shutdown(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for how in (signal.SIGINT, signal.SIGTERM):
             managed = state in ('unconfigured', 'inactive')
             model = 'v4' if state == 'busy' else None
-            with rig(args, folder, model, managed=str(managed).lower()) as bench:
+            with rig(args, folder, model, managed=managed) as bench:
                 if state in ('active', 'busy'):
                     bench.ready()
                 elif state == 'loading':

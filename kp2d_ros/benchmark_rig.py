@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from sensor_msgs.msg import Image, PointCloud2
 from std_msgs.msg import Header
 
 from kp2d_ros.camera_node import image_message
+from kp2d_ros.children import start_node
 from kp2d_ros.diagnostics import STATUS_SUFFIX
 from kp2d_ros.moving_view import MovingView, default_photograph
 
@@ -42,12 +42,9 @@ class Rig:
     def __init__(self, domain: int, **parameters: Any) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rig
         given = {'diagnostics_period': 0.5, **parameters}
-        self.process = subprocess.Popen(
-            [sys.executable, '-m', 'kp2d_ros.keypoint_node', '--ros-args']
-            + ['--log-level', f'{LOGGER}:=debug']
-            + [part for name, value in given.items() for part in ('-p', f'{name}:={value}')],
-            stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, 'ROS_DOMAIN_ID': str(domain)},
+        self.process = start_node(
+            'keypoint_node', self._log, given, '--log-level', f'{LOGGER}:=debug',
+            ROS_DOMAIN_ID=str(domain),
         )  # fmt: skip
         self.context = rclpy.context.Context()
         self.context.init(args=[], domain_id=domain)

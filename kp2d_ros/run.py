@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 from kp2d_core.commands.arguments import positive, size
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
+from kp2d_ros.children import start_node
 from kp2d_ros.share import shared_file
 
 END = 1.5  # seconds that a child may take to end
@@ -52,17 +52,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Child:
-    """A node's process. Ctrl-C does not reach it: it is told to end when its time has come."""
+    """A node's process and its log."""
 
-    def __init__(self, module: str, log: Path, options: Sequence[str]) -> None:
+    def __init__(
+        self, module: str, folder: Path, parameters: dict[str, Any], remaps: dict[str, str]
+    ) -> None:
         self.name = module
-        self.log = log
-        with log.open('wb') as file:
-            self.process = subprocess.Popen(
-                [sys.executable, '-m', f'kp2d_ros.{module}', '--ros-args', *options],
-                stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
+        self.log = folder / f'{module}.log'
+        rules = [part for a, b in remaps.items() for part in ('-r', f'{a}:={b}')]
+        with self.log.open('wb') as file:
+            self.process = start_node(module, file, parameters, *rules)
 
     def last_words(self) -> str:
         return '\n'.join(self.log.read_text(errors='replace').splitlines()[-5:])
@@ -86,31 +85,25 @@ def start(args: argparse.Namespace) -> list[Child]:
     """The keypoint node, and a camera unless there is one."""
     image = args.topic or '/camera/image'
     beside = image.rpartition('/')[0]
-    keypoint_options = [
-        *parameters(
-            model=args.model,
-            runtime=args.runtime,
-            precision=args.precision,
-            max_keypoints=args.max_keypoints,
-            image_transport='compressed' if args.compressed else 'raw',
-        ),
-        '-r', f'image:={image}', '-r', f'image/compressed:={image}/compressed',
-        '-r', f'camera_info:={beside}/camera_info',
-    ]  # fmt: skip
-    children = [Child('keypoint_node', args.out / 'keypoint_node.log', keypoint_options)]
+    parameters: dict[str, Any] = {
+        'model': args.model,
+        'runtime': args.runtime,
+        'precision': args.precision,
+        'max_keypoints': args.max_keypoints,
+        'image_transport': 'compressed' if args.compressed else 'raw',
+    }
+    remaps = {
+        'image': image,
+        'image/compressed': f'{image}/compressed',
+        'camera_info': f'{beside}/camera_info',
+    }
+    children = [Child('keypoint_node', args.out, parameters, remaps)]
     if not args.topic:
         width, height = args.size or (0, 0)
-        camera_options = parameters(
-            source=args.source, rate=args.rate, loop=not args.once, width=width, height=height
-        )
-        children.append(Child('camera_node', args.out / 'camera_node.log', camera_options))
+        parameters = {'source': args.source, 'rate': args.rate, 'loop': not args.once}
+        parameters |= {'width': width, 'height': height}
+        children.append(Child('camera_node', args.out, parameters, {}))
     return children
-
-
-def parameters(**values: Any) -> list[str]:
-    """As command-line arguments; in JSON, so that the string '0' stays a string."""
-    given = [f'{name}:={json.dumps(value)}' for name, value in values.items()]
-    return [part for value in given for part in ('-p', value)]
 
 
 def line(figures: dict[str, str]) -> str:
