@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 
 from kp2d_core.architecture import CELL
 from kp2d_core.features import Features, select
-from kp2d_core.images import Image, Size, check_image, check_mask, prepare, size_of
+from kp2d_core.images import (
+    Image,
+    Placement,
+    Size,
+    check_image,
+    check_mask,
+    prepare,
+    size_of,
+)
 from kp2d_core.runtimes import Runtime, open_runtime
 
 
@@ -68,10 +76,10 @@ class KeypointDetector:
 
         network_input, placement = prepare(image, self.runtime.fixed_size or working_size)
         height, width = network_input.shape[:2]
-        cells = (height // CELL) * (width // CELL)
-        # Padding, mask and suppression drop points after the network ranked them: ask for all.
-        filtered = mask is not None or nms_radius > 0 or (width, height) != placement.working
-        top_k = cells if max_keypoints is None or filtered else min(max_keypoints, cells)
+        top_k = cells = (height // CELL) * (width // CELL)
+        # Mask and suppression drop points after the network ranked them: ask for all then.
+        if max_keypoints is not None and mask is None and nms_radius == 0:
+            top_k = min(max_keypoints + points_in_padding(network_input, placement), cells)
         keypoints, scores, descriptors = self.runtime.run(network_input[None], top_k)
         features = Features(
             placement.to_given(keypoints[0]), scores[0], descriptors[0], size_of(image)
@@ -83,3 +91,11 @@ class KeypointDetector:
             nms_radius=nms_radius,
             mask=mask,
         )
+
+
+def points_in_padding(network_input: Image, placement: Placement) -> int:
+    """How many keypoints can lie in the padding: at most two rows and columns of cells."""
+    height, width = network_input.shape[:2]
+    rows = 2 if height > placement.working[1] else 0
+    columns = 2 if width > placement.working[0] else 0
+    return rows * (width // CELL) + columns * (height // CELL)

@@ -253,3 +253,13 @@ def test_second_start_of_openvino_comes_from_its_cache(models, tmp_path, monkeyp
     assert again == blobs
     open_runtime(models['small'], runtime='openvino', threads=1).run(image, 6)
     assert len(list((tmp_path / 'kp2d/openvino').glob('*.blob'))) == 2
+
+
+def test_padding_costs_no_keypoint(models, photographs):
+    """With a size of no whole cells, the best k are the best k of all that lie in the image."""
+    detector = KeypointDetector.load(models['small'], runtime='onnxruntime', threads=1)
+    image = photographs['coffee'][:233, :317]
+    everything = detector.detect(image)
+    best = detector.detect(image, max_keypoints=100)
+    assert len(best) == 100
+    np.testing.assert_allclose(best.scores, everything.scores[:100], atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+from pathlib import Path
 
 from kp2d_core import runtimes
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
@@ -35,6 +36,8 @@ def describe_machine() -> str:
 
 def describe_model(model: str) -> str:
     path = find_checkpoint(model)
+    if path.suffix.lower() == '.onnx':
+        return describe_exported(path)
     checkpoint = load_checkpoint(path)
     architecture = checkpoint.architecture
     lines = [
@@ -52,6 +55,18 @@ def describe_model(model: str) -> str:
             f'  {name:15} {value:.4g}' if isinstance(value, float) else f'  {name:15} {value}'
         )
     return '\n'.join(lines)
+
+
+def describe_exported(path: Path) -> str:
+    from kp2d_core.export.metadata import read_exported  # needs onnx
+
+    exported = read_exported(path)
+    architecture = exported.architecture
+    return (
+        f'{path.name}: exported {architecture.variant}, {exported.profile}, '
+        f'{architecture.descriptor_size}-d descriptors\n'
+        f'  weights digest  {exported.checkpoint_digest[:16]}'
+    )
 
 
 def _summary(checkpoint: Checkpoint) -> str:

@@ -47,6 +47,11 @@ class TensorRTRuntime(CompiledRuntime):
         )
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
+        if profile.top_k == TENSORRT_TOP_K < profile.cells:
+            log.warning(
+                'TensorRT keeps the best %d keypoints at most, of %d cells',
+                TENSORRT_TOP_K, profile.cells,
+            )  # fmt: skip
         device = device_key(self.trt, self.device.name, self.device.compute_capability)
         key = EngineKey.of(graph, profile, library_version(self.trt), device)
 
