@@ -21,10 +21,12 @@ endif
 KIND := $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-$(KIND)
 READY := $(VENV)/ready-$(KIND)
 
+ifndef TOPIC  # a running robot has settings of its own
 # Nothing that is run here should meet the robots of the neighbours.
 export ROS_AUTOMATIC_DISCOVERY_RANGE ?= LOCALHOST
 # Without it Fast DDS loses many of the large messages even on one machine.
 export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
+endif
 
 .PHONY: help run test lint bench clean
 .DEFAULT_GOAL := help
@@ -32,8 +34,9 @@ export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
-run: $(READY)  ## find and match keypoints on photographs, and save the pictures in out/
-	$(BIN)/python -m kp2d_core.demo
+# make run SOURCE=film.mp4, a folder, a bag or webcam; or TOPIC=/camera/image_raw of a running robot.
+run: $(READY)  ## a camera and the keypoint node, with a live page; SOURCE=film.mp4, TOPIC=/image
+	@$(BIN)/python -m kp2d_ros.run $(if $(SOURCE),--source '$(SOURCE)') $(if $(TOPIC),--topic '$(TOPIC)') $(ARGS)
 
 test: $(READY)  ## run every test
 	$(BIN)/python -m pytest -q $(ARGS)
