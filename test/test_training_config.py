@@ -6,11 +6,14 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from kp2d_core.architecture import VARIANTS
 from kp2d_core.errors import FileError
 from kp2d_core.training.config import TrainingConfig, config_from_dict, load_config, override
+from kp2d_core.training.model import TrainingModel
+from kp2d_core.training.recipes import find_recipe, shipped_recipes
 from kp2d_core.training.schedule import Budget, learning_rate, make_budget
 
 RECIPES = sorted((Path(__file__).parents[1] / 'config' / 'train').glob('*.yaml'))
@@ -146,3 +149,32 @@ def test_the_budget_is_what_ends_first():
     assert make_budget(optimizer, 800, None, None).steps == 5000  # 50 epochs in eights
     assert make_budget(optimizer, 800, 7, None).steps == 7
     assert make_budget(optimizer, 800, None, 3.0).steps == float('inf')
+
+
+@pytest.mark.parametrize('path', RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_trains_all_that_it_uses_and_nothing_else(path):
+    """A step of a narrow network: whatever is to be trained gets a gradient."""
+    config = override(load_config(path), ['network.width=4', 'network.descriptor_size=16'])
+    torch.manual_seed(0)
+    model = TrainingModel(config)
+    images = torch.randint(0, 200, (2, 96, 96, 3), dtype=torch.uint8)
+    noise = torch.randint(0, 50, (2, 96, 96, 3), dtype=torch.uint8)
+    loss, parts = model(torch.cat([images, images + noise]), torch.eye(3).expand(2, 3, 3), 0)
+    loss.backward()
+    idle = {name for name, p in model.named_parameters() if p.grad is None}
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert idle == frozen
+    assert ('io' in parts) == (path.stem in ('v3', 'v4', 'small'))
+    assert any('io_net' in name for name in frozen) == (path.stem in ('v0', 'v1', 'v2'))
+    assert any('convFb.' in name for name in frozen) == (path.stem in ('v0', 'v1'))
+    assert all(torch.isfinite(value) for value in parts.values())
+
+
+def test_recipes_are_found_by_name(tmp_path):
+    assert list(shipped_recipes()) == [path.stem for path in RECIPES]
+    assert find_recipe('small') == RECIPES[0]
+    mine = tmp_path / 'mine.yaml'
+    mine.write_text('seed: 1')
+    assert find_recipe(mine) == mine
+    with pytest.raises(FileError, match="no recipe 'tiny'.* small, v0"):
+        find_recipe('tiny')

@@ -71,12 +71,13 @@ def misregistration(source, target, source_to_target) -> np.ndarray:
     The shift that explains the differences best, by least squares on the target's gradients.
     """
     height, width = source.shape[:2]
-    grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), -1).reshape(-1, 2)
+    x, y = np.meshgrid(np.arange(0, width, 2), np.arange(0, height, 2))
+    grid = np.stack([x, y], -1).reshape(-1, 2)
     there = warp_points(source_to_target, grid)
     limits = target.shape[1] - 3, target.shape[0] - 3
     inside = ((there >= 2) & (there < limits)).all(1)
     assert inside.mean() > 0.2
-    there, wanted = there[inside], source.reshape(-1, 3)[inside].astype(float)
+    there, wanted = there[inside], source[::2, ::2].reshape(-1, 3)[inside].astype(float)
     slopes = [
         (sample(target, there + step) - sample(target, there - step)).ravel()
         for step in (np.array([0.5, 0]), np.array([0, 0.5]))
@@ -97,7 +98,7 @@ def test_the_homography_takes_source_pixels_to_the_same_pixels_of_the_target(
     photograph, kind, mild
 ):
     off = []
-    for seed in range(12):
+    for seed in range(8):
         random = np.random.default_rng(seed)
         pair = make_pair(photograph, random, KINDS[kind], mild=mild)
         off.append(misregistration(*pair))

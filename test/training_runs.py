@@ -43,7 +43,8 @@ def command(data: Path, out: Path, *more: str, settings: list[str] | None = None
     sets = [f'--set={value}' for value in [*TINY, *(settings or [])]]
     if '--resume' in more:
         sets = []
-    return ['train', '--data', str(data), '--out', str(out), '--quiet', *sets, *more]
+    run = ['train', '--data', str(data), '--out', str(out), '--quiet', '--config', 'v4']
+    return [*run, *sets, *more]
 
 
 def start(arguments: list[str], **options: object) -> subprocess.Popen[str]:

@@ -37,8 +37,8 @@ class Settings:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        '--config', type=Path, default=Path('config/train/small.yaml'), metavar='YAML',
-        help='the recipe to measure, but for the size of views and batch',
+        '--config', default='small', metavar='RECIPE',
+        help='the recipe to measure (a name or a YAML file), but for the size of views and batch',
     )  # fmt: skip
     parser.add_argument(
         '--data', type=Path, nargs='+', metavar='PATH',
@@ -51,9 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from kp2d_core.training.config import load_config
+    from kp2d_core.training.recipes import find_recipe
 
-    load_config(args.config)  # a mistake in it is told here, not in a child
-    settings = Settings(args.config, args.data, args.batch, args.threads)
+    config = find_recipe(args.config)
+    load_config(config)  # a mistake in it is told here, not in a child
+    settings = Settings(config, args.data, args.batch, args.threads)
     with Worker('plain', settings) as plain, Worker('kp2d', settings) as ours:
         for _ in tqdm(range(args.steps + 2), unit='round'):  # in turns: both meet the same machine
             plain.step()

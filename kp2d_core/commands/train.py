@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     recipe = parser.add_argument_group('recipe')
     recipe.add_argument(
-        '--config', type=Path, metavar='YAML', help='the recipe, such as config/train/small.yaml'
+        '--config', default='small', metavar='RECIPE',
+        help='small, v0, v1, v2, v3, v4 (those of the paper), or a YAML file',
     )
     recipe.add_argument(
         '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
@@ -61,15 +62,16 @@ def run(args: argparse.Namespace) -> int:
     # Threads that spin while they wait take the time of whatever else runs; read by OpenMP when
     # torch is imported.
     os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
-    from kp2d_core.training.config import TrainingConfig, load_config, override
+    from kp2d_core.training.config import load_config, override
     from kp2d_core.training.loop import STATE, Run, train
+    from kp2d_core.training.recipes import find_recipe
     from kp2d_core.training.sources import find_entries
     from kp2d_core.training.state import read_state
 
     if args.resume:
         config = read_state(args.out / STATE)[0]
     else:
-        config = load_config(args.config) if args.config else TrainingConfig()
+        config = load_config(find_recipe(args.config))
         if (args.out / STATE).exists():
             raise ValueError(f'{args.out} holds a run: --resume it, or choose another --out')
     config = override(config, args.assignments)
