@@ -171,7 +171,7 @@ def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     times: list[float] = []
     with rig(args, folder) as bench:
         bench.ready()
-        for _ in range(50):
+        for _ in range(min(args.frames, 50)):
             bench.exchange()
         threads = bench.threads()
         bench.fresh_figures()

@@ -1,0 +1,211 @@
+"""The node's small parts, each on its own: mailbox, statistics, worker, diagnostics."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from models import write_responsive_model
+
+pytest.importorskip('rclpy')
+
+from std_msgs.msg import Header
+
+from kp2d_core import KeypointDetector
+from kp2d_ros import diagnostics
+from kp2d_ros.diagnostics import ERROR, OK, WARN, Health
+from kp2d_ros.mailbox import Mailbox
+from kp2d_ros.pipeline import Pipeline, Settings
+from kp2d_ros.share import shared_file
+from kp2d_ros.statistics import Sample, Statistics, Summary
+from kp2d_ros.worker import Arrival, Worker
+
+
+def test_mailbox_keeps_the_newest():
+    box: Mailbox[int] = Mailbox()
+    assert not box.put(1)
+    assert box.put(2) and box.put(3)
+    assert box.take() == 3
+    assert not box.put(4)
+    assert box.close()
+    assert box.take() is None
+
+
+def test_mailbox_wakes_who_waits():
+    box: Mailbox[int] = Mailbox()
+    taken: list[int | None] = []
+    reader = threading.Thread(target=lambda: taken.extend([box.take(), box.take()]))
+    reader.start()
+    box.put(7)
+    deadline = time.monotonic() + 10
+    while not taken and time.monotonic() < deadline and box._item is not None:
+        time.sleep(0.01)
+    assert not box.close()
+    reader.join(10)
+    assert taken == [7, None]
+
+
+def sample(finished: float, **values: float) -> Sample:
+    given = {'latency': 0.1, 'inference': 0.08, 'keypoints': 10, 'matches': 4, 'inliers': 3}
+    return Sample(finished, **{**given, **values})
+
+
+def test_statistics_of_the_last_seconds():
+    statistics = Statistics()
+    assert statistics.summary() == Summary()
+    for number in range(100):
+        statistics.add(sample(number / 10, latency=0.1 if number % 10 else 0.5))
+    summary = statistics.summary(now=9.9)
+    assert summary.rate == pytest.approx(10)
+    assert (summary.latency_p50, summary.inlier_ratio) == (0.1, 0.75)
+    assert summary.latency_p95 == pytest.approx(0.5)
+    assert statistics.summary(now=100) == Summary()
+    assert statistics.counts()['processed'] == 100
+    statistics.count('lost', 3)
+    assert statistics.counts()['lost'] == 3
+
+
+class Moody:
+    """A runtime that runs, and throws when told to."""
+
+    def __init__(self, runtime) -> None:
+        self._runtime, self.throws = runtime, False
+
+    def __getattr__(self, name):
+        return getattr(self._runtime, name)
+
+    def run(self, images, top_k):
+        if self.throws:
+            raise RuntimeError('out of memory')
+        return self._runtime.run(images, top_k)
+
+
+@pytest.fixture
+def work(tmp_path):
+    """A worker with a real model, and what became of its frames."""
+    detector = KeypointDetector.load(write_responsive_model(tmp_path), runtime='torch', threads=1)
+    detector.runtime = Moody(detector.runtime)
+    statistics, results, problems, traces = Statistics(), [], [], []
+    worker = Worker(
+        Pipeline(detector),
+        decode=lambda message: message.pixels,
+        settings=lambda: Settings(max_keypoints=50),
+        publish=lambda result, header: results.append((result, header)),
+        problem=lambda kind, sentence: problems.append((kind, sentence)),
+        trace=traces.append,
+        statistics=statistics,
+    )
+    yield SimpleNamespace(
+        worker=worker, runtime=detector.runtime, statistics=statistics,
+        results=results, problems=problems, traces=traces,
+    )  # fmt: skip
+    worker.stop(10)
+
+
+def arrival(pixels: np.ndarray, stamp: int = 0) -> Arrival:
+    header = Header(frame_id='camera')
+    header.stamp.sec = stamp
+    return Arrival(SimpleNamespace(header=header, pixels=pixels), time.monotonic(), None)
+
+
+def wait(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_worker_outlives_damage_and_failure(work, photographs):
+    picture = photographs['coffee'][:96, :128]
+    work.worker.submit(arrival(picture, 1))
+    wait(lambda: len(work.results) == 1)
+    work.worker.submit(arrival(picture.astype(np.float32), 2))
+    wait(lambda: len(work.problems) == 1)
+    work.runtime.throws = True
+    work.worker.submit(arrival(picture, 3))
+    wait(lambda: len(work.problems) == 2)
+    work.runtime.throws = False
+    work.worker.submit(arrival(picture, 4))
+    wait(lambda: len(work.results) == 2)
+    assert [kind for kind, _ in work.problems] == ['damaged', 'failed']
+    assert 'must be uint8' in work.problems[0][1]
+    assert work.problems[1][1] == 'RuntimeError: out of memory'
+    wait(lambda: work.statistics.counts()['processed'] == 2)
+    counts = work.statistics.counts()
+    assert (counts['damaged'], counts['failed'], counts['dropped']) == (1, 1, 0)
+    assert 'frame 4000000000: waited' in work.traces[-1]
+
+
+def test_worker_drops_and_resets_and_stops(work, photographs):
+    picture = photographs['coffee'][:480, :600]
+    for stamp in range(20):
+        work.worker.submit(arrival(picture, stamp))
+    wait(lambda: work.results and work.results[-1][1].stamp.sec == 19)
+    wait(lambda: sum(work.statistics.counts().values()) == 20)
+    assert work.statistics.counts()['dropped'] > 0
+    work.worker.reset()
+    work.worker.submit(arrival(picture, 21))
+    wait(lambda: work.results[-1][1].stamp.sec == 21)
+    assert work.results[-1][0].previous is None
+    assert work.worker.stop(10)
+    assert 'asked for' in work.worker.pipeline.resets
+
+
+QUIET = dict.fromkeys(Statistics.COUNTERS, 0)
+WELL = Health(topic='/image', active=True, since_image=0.1, publishers=1)
+
+
+@pytest.mark.parametrize(
+    ('health', 'since', 'level', 'words'),
+    [
+        (Health('/image'), {}, OK, 'not active'),
+        (WELL, {'received': 30}, OK, '12.0 Hz'),
+        (replace(WELL, last_problem='it broke'), {'failed': 1}, ERROR, 'it broke'),
+        (replace(WELL, last_problem='too small'), {'damaged': 2}, WARN, '2 frames were not us'),
+        (replace(WELL, incompatible='RELIABILITY'), {}, WARN, 'reliability to auto'),
+        (replace(WELL, since_image=None, publishers=0), {}, WARN, 'nobody publishes /image'),
+        (replace(WELL, since_image=9.0), {}, WARN, 'no image on /image'),
+        (replace(WELL, enabled=False), {}, OK, 'disabled'),
+        (replace(WELL, wanted=False), {}, OK, 'idle'),
+        (replace(WELL, uncalibrated='no camera_info'), {}, WARN, 'no camera_info'),
+        (WELL, {'received': 20, 'lost': 10}, WARN, '10 of 30 frames were lost'),
+        (WELL, {'received': 30, 'dropped': 25}, OK, 'the camera is faster: 25 of 30'),
+    ],
+)
+def test_diagnostics_say_what_matters(health, since, level, words):
+    found, message = diagnostics.assess(health, {**QUIET, **since}, Summary(rate=12.0))
+    assert found == level and words in message
+
+
+def test_shared_files_are_found():
+    assert shared_file('config/keypoints.yaml') == ROOT / 'config' / 'keypoints.yaml'
+    from kp2d_core.errors import FileError
+
+    with pytest.raises(FileError, match='is not installed'):
+        shared_file('config/absent.yaml')
+
+
+def test_bench_node_measures(tmp_path):
+    """Briefly, for its figures to be there and to add up; speed is not judged here."""
+    report = tmp_path / 'figures.json'
+    done = subprocess.run(
+        [sys.executable, '-m', 'kp2d_core.cli', 'bench', 'node', '--parts', 'overhead', 'soak',
+         '--frames', '8', '--soak', '4', '--domain', '87', '--runtime', 'torch',
+         '--threads', '1', '--json', str(report)],
+        capture_output=True, text=True, timeout=150, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(report.read_text())
+    overhead = figures['overhead']['with tracking']
+    assert 0 < overhead['inference_p50_ms'] < overhead['latency_p50_ms']
+    assert overhead['overhead_p50_ms'] > 0
+    soak = figures['soak']
+    assert soak['sent'] == soak['received'] + soak['lost'] and soak['processed'] > 3
+    assert soak['threads'][0] == soak['threads'][1]
+    assert 'overhead' in done.stdout and 'accounted for' in done.stdout
