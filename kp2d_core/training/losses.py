@@ -111,10 +111,12 @@ def infonce_loss(
 ) -> Tensor:
     """Symmetric softmax cross-entropy: among all not excluded, the positive must stand out."""
     positive = torch.eye(similarity.shape[1], dtype=torch.bool, device=similarity.device)
-    logits = (similarity / temperature).masked_fill(excluded & ~positive, -FAR)
+    # Below the lowest that a similarity can give, but not so far that exp() underflows: it is slow.
+    never = -1 / temperature - 30
+    logits = (similarity / temperature).masked_fill(excluded & ~positive, never)
     wanted = logits.diagonal(dim1=1, dim2=2)
     # The square is symmetric, but of the rows too only the visible may compete.
-    backward = logits.masked_fill(~visible[:, :, None] & ~positive, -FAR)
+    backward = logits.masked_fill(~visible[:, :, None] & ~positive, never)
     forward_loss = logits.logsumexp(2) - wanted
     backward_loss = backward.logsumexp(1) - wanted
     return masked_mean((forward_loss + backward_loss) / 2, visible)
