@@ -94,7 +94,7 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> tuple[byt
     if since['lost'] > 0.1 * arrived:
         return WARN, (
             f'{since["lost"]} of {arrived} frames were lost on the way: use the Fast DDS profile '
-            'of this package'
+            'of this package, or ease the load of this machine'
         )
     if since['dropped'] > 0.1 * since['received']:
         return OK, (

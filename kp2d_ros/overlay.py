@@ -88,12 +88,16 @@ def _fixed_point(points: Float) -> NDArray[np.int32]:
 
 
 def _caption(canvas: Image, text: str) -> None:
+    if not text:
+        return
     scale = max(canvas.shape[1] / 1280, 0.4)
-    at = (round(10 * scale), round(28 * scale))
-    for colour, thickness in (((0, 0, 0), 3), ((255, 255, 255), 1)):
-        cv2.putText(
-            canvas, text, at, cv2.FONT_HERSHEY_SIMPLEX, scale, colour, thickness, cv2.LINE_AA
-        )
+    (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, 1)
+    bar = canvas[: height + 2 * below, : width + 2 * below]
+    bar //= 3
+    cv2.putText(
+        canvas, text, (below, height + below), cv2.FONT_HERSHEY_SIMPLEX, scale, (255, 255, 255),
+        1, cv2.LINE_AA,
+    )  # fmt: skip
 
 
 def to_jpeg(image: Image, quality: int = 80) -> bytes:
