@@ -127,6 +127,17 @@ def test_score_loss_rewards_points_nearer_than_the_average():
     assert target.grad.tolist()[0] == pytest.approx([-0.25, 0.25])  # of the first term
 
 
+def test_reliability_rewards_points_whose_descriptor_stands_out():
+    scores = torch.tensor([[0.5, 0.5, 0.5]], requires_grad=True)
+    similarity = SIMILARITY.clone().requires_grad_()
+    loss = losses.reliability_loss(scores, scores.detach(), similarity, VISIBLE, BARRED, 0.1)
+    loss.backward()
+    # Point 1 is mistaken for point 2 (0.4 against 0.8), the others are not.
+    assert scores.grad[0, 1] > 0 > scores.grad[0, 0]
+    assert scores.grad[0, 2] < scores.grad[0, 0]
+    assert similarity.grad is None
+
+
 def test_scores_are_sampled_between_cell_centres():
     scores = torch.arange(12.0).reshape(1, 1, 3, 4)
     points = torch.tensor([[[3.5, 3.5], [11.5, 3.5], [7.5, 11.5], [-5.0, 0.0]]])
@@ -242,7 +253,7 @@ MATRICES = {
 @pytest.mark.parametrize('images', STRANGE)
 @pytest.mark.parametrize('descriptor', ['triplet', 'infonce'])
 def test_never_nan(images, matrix, descriptor):
-    model, _ = small_model(descriptor=descriptor, location_score_power=2.0)
+    model, _ = small_model(descriptor=descriptor, location_score_power=2.0, reliability=0.5)
     loss, parts = model(STRANGE[images], MATRICES[matrix].expand(2, 3, 3), 0)
     loss.backward()
     assert all(torch.isfinite(value) for value in parts.values())

@@ -93,6 +93,7 @@ class LossConfig:
     descriptor_weight: float = 2.0
     infonce_steps: int = 0
     score: float = 1.0
+    reliability: float = 0.0
     io: float = 1.0
     match_distance: float = 4.0
     margin: float = 0.2

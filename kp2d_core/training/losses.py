@@ -110,16 +110,18 @@ def infonce_loss(
     similarity: Tensor, visible: Tensor, excluded: Tensor, temperature: float
 ) -> Tensor:
     """Symmetric softmax cross-entropy: among all not excluded, the positive must stand out."""
-    positive = torch.eye(similarity.shape[1], dtype=torch.bool, device=similarity.device)
-    # Below the lowest that a similarity can give, but not so far that exp() underflows: it is slow.
-    never = -1 / temperature - 30
-    logits = (similarity / temperature).masked_fill(excluded & ~positive, never)
-    wanted = logits.diagonal(dim1=1, dim2=2)
+    forward = softmax_logits(similarity, excluded, temperature)
     # The square is symmetric, but of the rows too only the visible may compete.
-    backward = logits.masked_fill(~visible[:, :, None] & ~positive, never)
-    forward_loss = logits.logsumexp(2) - wanted
-    backward_loss = backward.logsumexp(1) - wanted
-    return masked_mean((forward_loss + backward_loss) / 2, visible)
+    backward = softmax_logits(similarity, excluded | ~visible[:, :, None], temperature)
+    wanted = forward.diagonal(dim1=1, dim2=2)
+    return masked_mean((forward.logsumexp(2) + backward.logsumexp(1)) / 2 - wanted, visible)
+
+
+def softmax_logits(similarity: Tensor, excluded: Tensor, temperature: float) -> Tensor:
+    """Similarities over temperature; far below all others where excluded, but for the positive."""
+    positive = torch.eye(similarity.shape[1], dtype=torch.bool, device=similarity.device)
+    never = -1 / temperature - 30  # not farther: exp() is slow where it underflows
+    return (similarity / temperature).masked_fill(excluded & ~positive, never)
 
 
 def recall(similarity: Tensor, visible: Tensor, excluded: Tensor) -> Tensor:
@@ -144,6 +146,27 @@ def score_loss(
     merit = (source_scores + target_scores) / 2 * (association.distance - average)
     difference = (source_scores - sampled).square()
     return masked_mean(merit, valid) + masked_mean(difference, association.visible)
+
+
+def reliability_loss(
+    source_scores: Tensor,
+    sampled: Tensor,
+    similarity: Tensor,
+    visible: Tensor,
+    excluded: Tensor,
+    temperature: float,
+) -> Tensor:
+    """Not of the paper: points whose descriptor stands out more than the average earn a score.
+
+    Position alone also rewards points that are found again along an edge and match anywhere on it.
+    The descriptors are taken as they are (detached).
+    """
+    logits = softmax_logits(similarity.detach(), excluded, temperature)
+    # Minus the logarithm of the probability of the right one.
+    confusion = (logits.logsumexp(2) - logits.diagonal(dim1=1, dim2=2)).clamp_max(4.0)
+    count = visible.sum(-1, keepdim=True).clamp_min(1)
+    average = torch.where(visible, confusion, 0).sum(-1, keepdim=True) / count
+    return masked_mean((source_scores + sampled) / 2 * (confusion - average), visible)
 
 
 def sample_scores(scores: Tensor, points: Tensor) -> Tensor:
@@ -224,17 +247,15 @@ def total_loss(
     parts = {'location': location_loss(pairing.distance, pairing.valid, weights)}
     total = config.location * parts['location']
 
+    # Positions are detached: a descriptor loss must not move points to where describing is easy.
+    warped = pairing.warped.detach()
+    sampled = sample_scores(target.scores, warped)
     if config.score:
         parts['score'] = score_loss(
-            source_scores,
-            target_scores.gather(1, pairing.nearest),
-            sample_scores(target.scores, pairing.warped.detach()),
-            pairing,
+            source_scores, target_scores.gather(1, pairing.nearest), sampled, pairing
         )
         total = total + config.score * parts['score']
 
-    # Positions are detached: a descriptor loss must not move points to where describing is easy.
-    warped = pairing.warped.detach()
     anchors = sample_descriptors(source.descriptors, source_points.detach(), size)
     positives = sample_descriptors(target.descriptors, warped, size)
     similarity = anchors @ positives.transpose(1, 2)
@@ -246,6 +267,12 @@ def total_loss(
             loss = triplet_loss(similarity, pairing.visible, barred, config.margin)
         parts['descriptor'] = loss
         total = total + config.descriptor_weight * loss
+
+    if config.reliability:
+        parts['reliability'] = reliability_loss(
+            source_scores, sampled, similarity, pairing.visible, barred, config.temperature
+        )
+        total = total + config.reliability * parts['reliability']
 
     if config.io:
         parts['io'] = io_loss(
