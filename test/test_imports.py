@@ -88,6 +88,7 @@ def test_package_xml_declares_every_import_of_the_nodes():
         'cv2': 'python3-opencv',
         'numpy': 'python3-numpy',
         'rosbags': 'python3-rosbags-pip',
+        'tqdm': 'python3-tqdm',
         'yaml': 'python3-yaml',
     }
     imported = set().union(*(imported_names(path) for path in sources))
