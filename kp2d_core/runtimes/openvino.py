@@ -22,6 +22,7 @@ class OpenVINORuntime(CompiledRuntime):
             'PERFORMANCE_HINT': 'LATENCY',
             'INFERENCE_NUM_THREADS': threads or usable_cores(),
             'INFERENCE_PRECISION_HINT': 'f32',  # not bfloat16 where the CPU has it
+            'ENABLE_CPU_PINNING': False,  # beside other busy processes, the scheduler does better
         }
         folder = cache_folder('openvino')
         try:  # compiled graphs, for a fast start; it works without, too
