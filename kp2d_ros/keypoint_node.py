@@ -194,6 +194,7 @@ class KeypointNode(LifecycleNode):
 
     def _image_arrived(self, message: Any, info: dict[str, int]) -> None:
         self._last_image = time.monotonic()
+        self._health.incompatible = ''
         self.statistics.count('received')
         self._count_lost(info.get('publication_sequence_number') or 0)
         wanted = self._outputs is not None and self._outputs.wanted()
@@ -228,8 +229,7 @@ class KeypointNode(LifecycleNode):
 
     def _publish(self, result: Result, header: Header) -> None:
         if self._outputs is not None:
-            rate = self.statistics.summary().rate
-            self._outputs.publish(result, header, self._values, rate)
+            self._outputs.publish(result, header, self._values, self.statistics)
             self._check_calibration(result)
 
     def _check_calibration(self, result: Result) -> None:

@@ -12,6 +12,7 @@ from kp2d_ros.messages import bytes_of, keypoints_to_cloud, matches_to_cloud
 from kp2d_ros.overlay import Overlay, to_jpeg
 from kp2d_ros.parameters import Value
 from kp2d_ros.pipeline import Result
+from kp2d_ros.statistics import Statistics
 
 # Reliable meets subscribers of both kinds; a short queue lets a slow one miss frames, not lag.
 QOS = QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE)
@@ -42,7 +43,7 @@ class Outputs:
         )
 
     def publish(
-        self, result: Result, header: Header, values: dict[str, Value], rate: float
+        self, result: Result, header: Header, values: dict[str, Value], statistics: Statistics
     ) -> None:
         """Keypoints first: whoever estimates motion waits for them."""
         if self.wanted('keypoints'):
@@ -66,7 +67,7 @@ class Outputs:
                 )
             )
         if self.wanted('debug_image', 'debug_image/compressed'):
-            self._publish_overlay(result, header, values, rate)
+            self._publish_overlay(result, header, values, statistics.summary().rate)
 
     def _publish_overlay(
         self, result: Result, header: Header, values: dict[str, Value], rate: float

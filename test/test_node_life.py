@@ -17,6 +17,7 @@ from rclpy.context import Context
 from rclpy.executors import MultiThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from robot import Process, Robot, domain_of, image_message, keypoint_node
 from sensor_msgs.msg import Image, PointCloud2
 from std_srvs.srv import Trigger
@@ -230,3 +231,17 @@ def test_beside_other_nodes_under_many_threads_in_sim_time(domain, model, pictur
         neighbour.destroy_node()
         context.try_shutdown()
     assert not any(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
+def test_a_publisher_that_cannot_be_heard_is_named(robot, domain, model, tmp_path, picture):
+    qos = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+    with keypoint_node(tmp_path / 'log', domain, model, reliability='reliable') as node:
+        node.wait_for('waiting for images')
+        robot.wait(lambda: 'nobody publishes /kp2d/image' in robot.status().message, 'a warning')
+        images = robot.node.create_publisher(Image, '/kp2d/image', qos)
+        robot.wait(lambda: 'another RELIABILITY' in robot.status().message, 'advice')
+        robot.node.destroy_publisher(images)
+        heard = robot.listen(PointCloud2, '/kp2d/keypoints')
+        reliable = robot.publisher(Image, '/kp2d/image')
+        robot.exchange(reliable, image_message(picture, 1.0), heard)
+        robot.wait(lambda: 'another' not in robot.status().message, 'its end')
