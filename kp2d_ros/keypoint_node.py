@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
-from rclpy._rclpy_pybind11 import RCLError
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
 from rclpy.task import Future
@@ -137,7 +137,7 @@ class KeypointNode(LifecycleNode):
         def change_if_possible(request: Any, response: Any) -> Any:
             try:
                 return change(request, response)
-            except RCLError as error:
+            except _rclpy.RCLError as error:
                 self.get_logger().warning(f'transition refused: {error}')
                 response.success = False
                 return response

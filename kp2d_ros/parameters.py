@@ -14,6 +14,7 @@ from rcl_interfaces.msg import (
     SetParametersResult,
 )
 
+from kp2d_core.images import MINIMUM_SIDE
 from kp2d_core.verification import METHODS
 from kp2d_ros.messages import DESCRIPTOR_FORMATS
 from kp2d_ros.pipeline import Settings
@@ -29,6 +30,7 @@ class Parameter:
     range: tuple[float, float] | None = None
     choices: tuple[str, ...] = ()
     read_only: bool = False  # fixed when the node starts
+    smallest: int = 0  # of the values above 0, which stands for 'off'
 
     def descriptor(self) -> ParameterDescriptor:
         """What `ros2 param describe` shows, and rclpy enforces: type, range, read-only."""
@@ -50,6 +52,8 @@ class Parameter:
         """What is wrong with a value, beyond what rclpy finds by itself; None if nothing is."""
         if self.choices and value not in self.choices:
             return f"{self.name} must be one of {', '.join(self.choices)}, got '{value}'"
+        if isinstance(value, int) and 0 < value < self.smallest:
+            return f'{self.name} must be 0 or at least {self.smallest}, got {value}'
         if isinstance(value, float) and not math.isfinite(value):
             return f'{self.name} must be a finite number, got {value}'
         return None
@@ -84,7 +88,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter('nms_radius', _S.nms_radius,
               'Keep only the best keypoint within so many pixels; 0: off.', range=(0.0, 200.0)),
     Parameter('working_size', _S.working_size, 'Run the network on the image resized to so many '
-              'pixels along its longer side; 0: as it is.', range=(0, 8192)),
+              'pixels along its longer side; 0: as it is.', range=(0, 8192),
+              smallest=MINIMUM_SIDE),
     Parameter('descriptor_format', 'float32', 'Of the descriptors in the keypoints message.',
               choices=DESCRIPTOR_FORMATS),
     Parameter('bearings', _S.bearings, 'Add bearing_x, bearing_y to the keypoints: rectified '

@@ -245,6 +245,7 @@ def test_bad_parameters_are_refused_with_a_reason(robot, images, keypoints, phot
     assert 'one of auto, none, homography' in refused(robot, verification='magic')
     assert 'float32, int8, none' in refused(robot, descriptor_format='float64')
     assert 'out of range' in refused(robot, nms_radius=float('nan'))
+    assert '0 or at least 24' in refused(robot, working_size=10)
     assert 'read-only' in refused(robot, model='other').lower()
     assert 'type' in refused(robot, max_keypoints='many').lower()
     answer = robot.exchange(images, image_message(view(photograph), next(clock)), keypoints)
