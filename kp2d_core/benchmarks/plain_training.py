@@ -1,7 +1,8 @@
 """Training written the plain way, as the yardstick of `kp2d bench train`.
 
 The structure of the reference: source and target one after the other through the network, default
-memory order, whole images, and losses that loop over the images of a batch. Same equations.
+memory order, whole images, losses that loop over the images of a batch, and the hardest negative
+found by sorting all candidates. Same equations (with the paper's triplet loss).
 """
 
 from __future__ import annotations
@@ -78,18 +79,14 @@ def descriptor_loss(
     anchors, positives, warped = anchors[visible], positives[visible], warped[visible]
     if len(anchors) < 20:
         return anchors.sum() * 0
-    similarity = anchors @ positives.T
-    near = (warped[:, None] - warped[None]).abs().amax(2) <= config.relaxation
-    if config.descriptor == 'infonce':
-        eye = torch.eye(len(near), dtype=torch.bool, device=near.device)
-        logits = (similarity / config.temperature).masked_fill(near & ~eye, -1e4)
-        labels = torch.arange(len(logits), device=logits.device)
-        both = F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)
-        return config.descriptor_weight * both / 2
-    distances = (2 - 2 * similarity).clamp_min(1e-6).sqrt()
-    hardest = distances.masked_fill(near, 1e4).amin(1)
-    triplet = (distances.diagonal() - hardest + config.margin).clamp_min(0)
-    return config.descriptor_weight * triplet.mean()
+    distances = (2 - 2 * (anchors @ positives.T)).clamp_min(1e-6).sqrt()
+    # All candidates in order; the first that is not near the true place is the hardest negative.
+    ordered, candidates = distances.sort(1)
+    near = (warped[candidates] - warped[:, None]).abs().amax(2) <= config.relaxation
+    first = ordered.masked_fill(near, 1e4).argmin(1, keepdim=True)
+    negatives = positives[candidates.gather(1, first)[:, 0]]
+    triplet = (anchors - positives).norm(dim=1) - (anchors - negatives).norm(dim=1)
+    return config.descriptor_weight * (triplet + config.margin).clamp_min(0).mean()
 
 
 def io_loss(

@@ -38,7 +38,7 @@ class Settings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--config', default='small', metavar='RECIPE',
-        help='the recipe to measure (a name or a YAML file), but for the size of views and batch',
+        help="the recipe to measure (a name or a YAML file), with the paper's losses",
     )  # fmt: skip
     parser.add_argument(
         '--data', type=Path, nargs='+', metavar='PATH',
@@ -198,7 +198,10 @@ def load(settings: Settings, size: tuple[int, int], batch: int) -> TrainingConfi
     torch.manual_seed(0)
     config = load_config(settings.config)
     pairs = replace(config.pairs, width=size[0], height=size[1])
-    return replace(config, pairs=pairs, optimizer=replace(config.optimizer, batch=batch))
+    # The plain way has the paper's losses alone.
+    loss = replace(config.loss, descriptor='triplet', location_score_power=0.0, reliability=0.0)
+    optimizer = replace(config.optimizer, batch=batch)
+    return replace(config, pairs=pairs, loss=loss, optimizer=optimizer)
 
 
 def photographs(settings: Settings) -> Photographs:
