@@ -158,7 +158,7 @@ class KeypointNode(LifecycleNode):
         self._inputs = []
         if self._worker is not None:
             # When the process ends, nobody will see the frame in work.
-            self._worker.stop(timeout=60.0 if self.context.ok() else 0.2)
+            self._worker.stop(timeout=60.0 if self.context.ok() else 0.4)
         self._worker = None
 
     def _free(self) -> None:

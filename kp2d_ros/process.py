@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -44,7 +45,11 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
             node.destroy_node()
         rclpy.utilities.try_shutdown()
     if any(thread.name == WORKER_THREAD for thread in threading.enumerate()):
-        _leave(code)  # the interpreter cannot end well under a thread in native code
+        # The interpreter cannot end well under a thread in native code, which keeps the node, and
+        # with it Fast DDS's shared memory: let go of it by force.
+        vars(node).clear()
+        gc.collect()
+        _leave(code)
     return code
 
 
