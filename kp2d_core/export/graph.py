@@ -51,7 +51,7 @@ def dense_is_faster(checkpoint: Checkpoint, profile: Profile) -> bool:
     """Whether so many keypoints are asked for that a convolution of the whole map costs less."""
     stride = checkpoint.architecture.descriptor_stride
     texels = (profile.height // stride) * (profile.width // stride)
-    return profile.top_k > texels * (0.1 if profile.precision == 'int8' else 0.5)
+    return profile.top_k > texels * (0.12 if profile.precision == 'int8' else 0.5)
 
 
 class NetworkWriter:
@@ -166,9 +166,13 @@ class NetworkWriter:
         if x not in self.scales:
             return x
         if x not in self.reals:
-            inputs = [x, self.scales[x], self.zero]
-            self.reals[x] = self.writer.add('DequantizeLinear', inputs, f'{x}.real')
+            self.reals[x] = self.real_like(x, x)
         return self.reals[x]
+
+    def real_like(self, x: str, codes: str) -> str:
+        """Numbers of codes that have the scale of other codes."""
+        inputs = [x, self.scales[codes], self.zero]
+        return self.writer.add('DequantizeLinear', inputs, f'{x}.real')
 
     def head(self, first: str, last: str, trunk: str) -> str:
         """Score or location head, as float32."""
@@ -218,14 +222,17 @@ class NetworkWriter:
         stride = self.architecture.descriptor_stride
         last = self.convolutions['convFbb']
         size, channels = last.weight.shape[:2]
-        x = self.convolve('convFaa', x, quantize=dense)
+        x = self.convolve('convFaa', x)
         if dense:
             x = self.convolve('convFbb', x, activate=False, quantize=False)
         shape = MapShape(
             size if dense else channels,
             profile.height // stride, profile.width // stride, profile.height, profile.width,
         )  # fmt: skip
-        x = sample_patches(w, x, 'keypoints', shape, profile.top_k, 0 if dense else 1, self.dtype)
+        x = sample_patches(
+            w, x, 'keypoints', shape, profile.top_k, 0 if dense else 1,
+            real=self.real_like if x in self.scales else None, dtype=self.dtype,
+        )  # fmt: skip
         if not dense:
             matrix = last.weight.transpose(2, 3, 1, 0).reshape(9 * channels, size)
             x = w.add(

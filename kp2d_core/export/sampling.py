@@ -11,6 +11,7 @@ channels of one), which is how runtimes lay out feature maps in memory anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,11 +36,14 @@ def sample_patches(
     shape: MapShape,
     top_k: int,
     radius: int,
+    *,
+    real: Callable[[str, str], str] | None = None,
     dtype: Any = np.float32,
 ) -> str:
     """(B, C, h, w) at (B, K, 2) pixels -> (B, K, taps * C), taps = (2 * radius + 1) ** 2.
 
     Coordinates and shares are computed in float32, then multiplied as `dtype`, the features'.
+    real(x, features) makes numbers of what was gathered, where the features are int8 codes.
     """
     taps, reach = 2 * radius + 1, 2 * radius + 2  # texels along one axis: of the kernel, touched
     size = np.array([shape.width, shape.height], np.float32)
@@ -87,6 +91,8 @@ def sample_patches(
     x = w.add('Reshape', [features, planes], 'feature_planes')
     x = w.add('Transpose', [x], 'feature_texels', perm=[0, 2, 1])
     x = w.add('GatherND', [x, index], 'touched_texels', batch_dims=1)
+    if real is not None:
+        x = real(x, features)
     patches = w.indices('patches_of_texels', [0, top_k, reach**2, shape.channels])
     x = w.add('Reshape', [x, patches], 'patches')
     x = w.add('MatMul', [shares, x], 'taps')
