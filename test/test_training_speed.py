@@ -69,3 +69,26 @@ def test_both_ways_run_and_reply(tmp_path, capsys):
 
 def test_crops_have_the_pixels_of_whole_images():
     assert bench.CROPS * bench.CROP[0] * bench.CROP[1] == bench.WHOLE[0] * bench.WHOLE[1]
+
+
+def test_mixed_precision_computes_nearly_the_same_loss(photographs):
+    """The network in bfloat16, decoding and losses in float32."""
+    settings = [
+        'network.width=4', 'network.descriptor_size=16', 'network.dropout=0.0',
+        'pairs.width=96', 'pairs.height=80', 'pairs.framing=crop', 'loss.io_points=40',
+    ]  # fmt: skip
+    losses = []
+    for precision in ('float32', 'bfloat16'):
+        config = override(TrainingConfig(), [*settings, f'compute.precision={precision}'])
+        torch.manual_seed(0)
+        model = TrainingModel(config)
+        batch = PairSource(Photographs([photographs['coffee']]), config).batch(0, 3)
+        keypoints = model.maps(batch.images).keypoints.detach()
+        assert keypoints.dtype == torch.float32
+        assert (keypoints - keypoints.round()).abs().mean() > 0.2  # not rounded to whole pixels
+        loss, _ = model(batch.images, batch.source_to_target, 0)
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(torch.isfinite(gradient).all() for gradient in gradients)
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.2) and losses[1] != losses[0]

@@ -34,6 +34,8 @@ def cell_centres(height: int, width: int, like: Tensor) -> Tensor:
 
 def decode_locations(offsets: Tensor, offset_range: float) -> Tensor:
     """Offsets (B, 2, Hc, Wc) in (-1, 1) -> pixel coordinates inside the image, same shape."""
+    # Not in half precision: its steps are whole pixels from 1024 on, bfloat16's from 128 on.
+    offsets = offsets.to(torch.promote_types(offsets.dtype, torch.float32))
     height, width = offsets.shape[-2:]
     points = cell_centres(height, width, offsets) + offsets * offset_range
     x = points[:, 0].clamp(0, CELL * width - 1)
