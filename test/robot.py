@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -29,9 +30,12 @@ from kp2d_ros.messages import bytes_of  # noqa: E402
 PATIENCE = 60.0  # seconds; never reached on a machine that is merely busy
 
 
-def domain_of(name: str) -> int:
-    """Unlikely to be another test file's or that of another run of the tests on this machine."""
-    return 1 + (hash((name, os.getpid())) % 100)
+_domains = itertools.count(13 * os.getpid())
+
+
+def new_domain() -> int:
+    """Not used before in this run, unlikely to be in use by another run on this machine."""
+    return 1 + next(_domains) % 100
 
 
 class Process:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip('rclpy')
 
-from robot import Process, Robot, domain_of
+from robot import Process, Robot, new_domain
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from kp2d_core.errors import FileError
@@ -167,7 +167,7 @@ def camera(log: Path, domain: int, **values: object) -> Process:
 
 
 def test_node_publishes_a_folder_in_order(tmp_path, folder, pictures):
-    domain = domain_of('camera')
+    domain = new_domain()
     robot = Robot(domain)
     try:
         with camera(
@@ -196,7 +196,7 @@ def test_node_publishes_a_folder_in_order(tmp_path, folder, pictures):
 
 def test_node_ends_after_the_last_picture(tmp_path, folder):
     values = {'source': folder, 'rate': 50.0, 'loop': 'false'}
-    with camera(tmp_path / 'log', domain_of('once'), **values) as node:
+    with camera(tmp_path / 'log', new_domain(), **values) as node:
         assert node.process.wait(60) == 0
 
 
@@ -207,6 +207,6 @@ def test_node_names_what_is_wrong(tmp_path, folder):
         ({'width': 160}, 'both width and height'),
         ({'rate': -1.0}, 'rate'),
     ]):  # fmt: skip
-        with camera(tmp_path / f'log{number}', domain_of('wrong'), **values) as node:
+        with camera(tmp_path / f'log{number}', new_domain(), **values) as node:
             assert node.process.wait(60) == 2
             assert sentence in node.output and 'Traceback' not in node.output

@@ -90,11 +90,11 @@ sys.exit(service.run())
 
 def test_it_starts_camera_and_node(prefix, tmp_path, photographs):
     pytest.importorskip('launch_ros', reason='launch and launch_ros are not installed')
-    from robot import Process, Robot, domain_of
+    from robot import Process, Robot, new_domain
     from sensor_msgs.msg import PointCloud2
 
     model = write_responsive_model(tmp_path)
-    domain = domain_of('launch')
+    domain = new_domain()
     robot = Robot(domain)
     script = tmp_path / 'run_launch.py'
     script.write_text(LAUNCH)
@@ -129,13 +129,13 @@ def test_it_starts_camera_and_node(prefix, tmp_path, photographs):
 
 def test_it_refuses_what_is_neither_true_nor_false(prefix, tmp_path):
     pytest.importorskip('launch_ros', reason='launch and launch_ros are not installed')
-    from robot import Process, domain_of
+    from robot import Process, new_domain
 
     script = tmp_path / 'run_launch.py'
     script.write_text(LAUNCH)
     with Process(
         tmp_path / 'log', str(script), str(FILE), 'managed:=perhaps',
-        domain=domain_of('refuse'), AMENT_PREFIX_PATH=str(prefix),
+        domain=new_domain(), AMENT_PREFIX_PATH=str(prefix),
     ) as launch:  # fmt: skip
         assert launch.process.wait(60) == 1
         assert "managed is 'true' or 'false', not 'perhaps'" in launch.output

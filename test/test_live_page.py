@@ -18,7 +18,7 @@ from models import write_responsive_model
 
 pytest.importorskip('rclpy')
 
-from robot import PATIENCE, Process, domain_of
+from robot import PATIENCE, Process, new_domain
 
 from kp2d_ros.live_page import LivePage
 from kp2d_ros.overlay import to_jpeg
@@ -118,7 +118,7 @@ def test_run_from_start_to_interrupt(tmp_path):
     with Process(
         tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(out), '--model', str(model),
         '--runtime', 'torch', '--size', '160x120', '--rate', '10', '--no-browser',
-        domain=domain_of('run'),
+        domain=new_domain(),
     ) as run:  # fmt: skip
         run.wait_for('live page: http://127.0.0.1:')
         address = run.output.split('live page: ')[1].split()[0]
@@ -155,7 +155,7 @@ def test_run_from_start_to_interrupt(tmp_path):
 def test_run_says_why_it_cannot(tmp_path):
     with Process(
         tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(tmp_path), '--source', '/nowhere',
-        '--model', str(tmp_path / 'absent'), '--no-browser', domain=domain_of('cannot'),
+        '--model', str(tmp_path / 'absent'), '--no-browser', domain=new_domain(),
     ) as run:  # fmt: skip
         assert run.process.wait(60) == 1
         assert 'there is no' in run.output and 'Traceback' not in run.output

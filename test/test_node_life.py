@@ -18,7 +18,7 @@ from rclpy.executors import MultiThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from robot import Process, Robot, domain_of, image_message, keypoint_node
+from robot import Process, Robot, image_message, keypoint_node, new_domain
 from sensor_msgs.msg import Image, PointCloud2
 from std_srvs.srv import Trigger
 
@@ -37,8 +37,8 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def domain(request):
-    return domain_of(request.node.name)
+def domain():
+    return new_domain()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from models import write_responsive_model
 
 pytest.importorskip('rclpy')
 
+from robot import new_domain
 from std_msgs.msg import Header
 
 from kp2d_core import KeypointDetector
@@ -196,7 +197,7 @@ def test_bench_node_measures(tmp_path):
     report = tmp_path / 'figures.json'
     done = subprocess.run(
         [sys.executable, '-m', 'kp2d_core.cli', 'bench', 'node', '--parts', 'overhead', 'soak',
-         '--frames', '8', '--soak', '4', '--domain', '87', '--runtime', 'torch',
+         '--frames', '8', '--soak', '4', '--domain', str(new_domain()), '--runtime', 'torch',
          '--threads', '1', '--json', str(report)],
         capture_output=True, text=True, timeout=150, cwd=ROOT,
     )  # fmt: skip

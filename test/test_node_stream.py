@@ -15,7 +15,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters, SetParameters
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from robot import Robot, domain_of, image_message, keypoint_node
+from robot import Robot, image_message, keypoint_node, new_domain
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from std_srvs.srv import SetBool, Trigger
 
@@ -24,7 +24,7 @@ from kp2d_core.tracking import Tracker
 from kp2d_ros import parameters
 from kp2d_ros.messages import keypoints_from_cloud, read_points
 
-DOMAIN = domain_of(__file__)
+DOMAIN = new_domain()
 NODE = '/kp2d/keypoint_node'
 
 
@@ -360,7 +360,7 @@ def test_a_flood_drops_frames_but_counts_each(robot, images, keypoints, photogra
 def test_nobody_listens_nothing_is_computed_and_it_wakes_at_once(
     model, tmp_path, photograph
 ):
-    domain = domain_of('idle')
+    domain = new_domain()
     with keypoint_node(tmp_path / 'log', domain, model, max_keypoints=50) as node:
         robot = Robot(domain)
         try:
@@ -392,7 +392,7 @@ def test_nobody_listens_nothing_is_computed_and_it_wakes_at_once(
 
 
 def test_compressed_transport_mask_and_parameter_file(model, tmp_path, photograph, detector):
-    domain = domain_of('compressed')
+    domain = new_domain()
     mask = np.zeros((120, 160), np.uint8)
     mask[:, 80:] = 255
     cv2.imwrite(str(tmp_path / 'mask.png'), mask)
