@@ -18,6 +18,7 @@ from tqdm import tqdm
 from kp2d_core.commands.arguments import positive
 from kp2d_core.files import atomic_write
 from kp2d_ros.share import shared_file
+from kp2d_ros.statistics import WINDOW
 
 if TYPE_CHECKING:
     from kp2d_ros.benchmark_rig import Rig
@@ -123,13 +124,13 @@ def overload(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with rig(args, folder, 'v4') as bench:
         bench.ready()
         size = 640
-        for _ in range(3):  # find a size at which a frame takes as long as it should
-            for _ in range(6):
+        for _ in range(4):  # find a size at which a frame takes as long as it should
+            began = time.perf_counter()
+            while time.perf_counter() - began < WINDOW + 0.5:  # the figures are of that time
                 bench.exchange()
             took = float(bench.fresh_figures()['inference p50 (ms)']) / 1e3
             size = int(np.clip(size * np.sqrt(SLOW_MODEL / took), 96, 1600)) // 8 * 8
             bench.set(working_size=size)
-            time.sleep(0.1)
         bench.sent.clear()
         bench.answers.clear()
         bench.fresh_figures()

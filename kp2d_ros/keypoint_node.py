@@ -124,6 +124,12 @@ class KeypointNode(LifecycleNode):
         self._free()
         return super().on_shutdown(state)
 
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """A transition threw: back to unconfigured, with nothing left of it."""
+        self._stop()
+        self._free()
+        return TransitionCallbackReturn.SUCCESS
+
     def destroy_node(self) -> None:
         self._stop()
         self._free()
