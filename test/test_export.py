@@ -147,6 +147,13 @@ def test_metadata_tells_what_is_inside(tmp_path):
     assert exported.checkpoint_digest == checkpoint.digest()
 
 
+def test_same_model_and_profile_give_the_same_bytes():
+    """So that an engine built ahead of time is found again."""
+    checkpoint = random_checkpoint('small')
+    graphs = [build_graph(checkpoint, profile()).SerializeToString() for _ in range(2)]
+    assert graphs[0] == graphs[1]
+
+
 def test_foreign_and_damaged_files_are_refused(tmp_path):
     node = onnx.helper.make_node('Relu', ['x'], ['y'])
     value = onnx.helper.make_tensor_value_info
