@@ -12,7 +12,9 @@ from kp2d_core.features import Float
 
 Method = Literal['none', 'homography', 'fundamental', 'essential']
 METHODS: tuple[str, ...] = get_args(Method)
-AT_REST = 0.5  # share of pairs that did not move from which on the camera counts as at rest
+# Share of pairs that did not move from which on the camera counts as at rest. Not less: a slow
+# camera moves only what is near, and those are the points that odometry needs.
+AT_REST = 0.8
 MINIMUM_POINTS = {'homography': 4, 'fundamental': 8, 'essential': 6}
 
 _ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: the least sensitive to the threshold
