@@ -178,6 +178,23 @@ def test_auto_says_what_it_took_and_why(models):
     assert open_runtime(models['small'], runtime='torch').reason == 'asked for'
 
 
+def test_auto_passes_over_a_runtime_that_is_installed_but_broken(models, tmp_path):
+    (tmp_path / 'openvino').mkdir()
+    (tmp_path / 'openvino/__init__.py').write_text("raise ImportError('libopenvino.so: missing')")
+    code = f"""
+from kp2d_core.runtimes import open_runtime
+runtime = open_runtime({models['small']!r}, threads=1)
+print(runtime.name, '-', runtime.reason)
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    result = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, 'PYTHONPATH': path},
+    )  # fmt: skip
+    assert result.stdout.startswith('onnxruntime - the fastest here')
+    assert 'openvino: libopenvino.so: missing' in result.stdout
+
+
 def test_status_lists_all_runtimes():
     statuses = {status.name: status for status in available_runtimes()}
     assert list(statuses) == ['tensorrt', 'openvino', 'onnxruntime', 'torch']
@@ -233,7 +250,7 @@ except ValueError as error:
         ({'onnxruntime'}, 'onnxruntime', 'not installed: pip install onnxruntime onnx'),
         ({'torch'}, 'torch', 'not installed: pip install torch'),
         ({'onnx'}, 'openvino', 'the onnx package is not installed: pip install onnx'),
-        ({'torch', 'openvino', 'onnxruntime'}, 'auto', 'no runtime is installed: pip install'),
+        ({'torch', 'openvino', 'onnxruntime'}, 'auto', 'no runtime works here: pip install'),
     ],
 )
 def test_each_runtime_needs_none_of_the_others(blocked, runtime, printed, models):
@@ -255,6 +272,10 @@ def test_second_start_of_openvino_comes_from_its_cache(models, tmp_path, monkeyp
     open_runtime(models['small'], runtime='openvino', threads=1).run(image, 5)
     again = {path: path.stat().st_mtime_ns for path in (tmp_path / 'kp2d/openvino').glob('*.blob')}
     assert again == blobs
+    (blob,) = blobs
+    blob.write_bytes(blob.read_bytes()[:1000])  # as a crash or a full disk leaves it
+    open_runtime(models['small'], runtime='openvino', threads=1).run(image, 5)
+    assert blob.stat().st_size > 1000
     open_runtime(models['small'], runtime='openvino', threads=1).run(image, 6)
     assert len(list((tmp_path / 'kp2d/openvino').glob('*.blob'))) == 2
 

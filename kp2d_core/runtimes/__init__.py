@@ -30,11 +30,36 @@ def open_runtime(
     """
     if threads is not None and threads < 1:
         raise ValueError(f'threads must be 1 or more, got {threads}')
-    status, reason = choose_runtime(runtime)
+    if runtime not in ('auto', *RUNTIMES):
+        raise ValueError(f"there is no runtime '{runtime}': it is auto, {', '.join(RUNTIMES)}")
     source = open_source(model, precision)
-    opened = open_source_with(status.name, source, threads)
-    opened.reason = reason
+    if runtime == 'auto':
+        return _open_best(source, threads)
+    status = _status(runtime)
+    if not status.available:
+        raise ValueError(f'runtime {runtime} cannot be used here: {status.detail}')
+    opened = open_source_with(runtime, source, threads)
+    opened.reason = 'asked for'
     return opened
+
+
+def _open_best(source: ModelSource, threads: int | None) -> Runtime:
+    """The first runtime that works, with the reasons against those before it."""
+    passed_over: list[str] = []
+    for status in available_runtimes():
+        if not status.available:
+            passed_over.append(f'{status.name}: {status.detail}')
+            continue
+        try:
+            opened = open_source_with(status.name, source, threads)
+        except (ImportError, OSError, RuntimeError) as error:  # installed, but broken
+            passed_over.append(f'{status.name}: {error}')
+            continue
+        opened.reason = '; '.join([f'the fastest here ({status.detail})', *passed_over])
+        return opened
+    raise ValueError(
+        'no runtime works here: pip install openvino onnx; ' + '; '.join(passed_over)
+    )
 
 
 def open_source_with(runtime: str, source: ModelSource, threads: int | None = None) -> Runtime:
@@ -47,38 +72,27 @@ def available_runtimes() -> list[RuntimeStatus]:
     return [_status(name) for name in RUNTIMES]
 
 
-def choose_runtime(wanted: str = 'auto') -> tuple[RuntimeStatus, str]:
-    """The runtime to use, and why; a ValueError that says what is missing if there is none."""
-    if wanted not in ('auto', *RUNTIMES):
-        raise ValueError(f"there is no runtime '{wanted}': it is auto, {', '.join(RUNTIMES)}")
-    if wanted != 'auto':
-        status = _status(wanted)
-        if not status.available:
-            raise ValueError(f'runtime {wanted} cannot be used here: {status.detail}')
-        return status, 'asked for'
-    passed_over: list[str] = []
-    for name in RUNTIMES:
-        status = _status(name)
-        if status.available:
-            return status, '; '.join([f'the fastest here ({status.detail})', *passed_over])
-        passed_over.append(f'{name}: {status.detail}')
-    raise ValueError('no runtime is installed: pip install openvino onnx')
-
-
 def _status(name: str) -> RuntimeStatus:
     packages = TENSORRT_PACKAGES if name == 'tensorrt' else (name,)
     package = next((p for p in packages if importlib.util.find_spec(p)), None)
     if package is None:
         return RuntimeStatus(name, False, f'not installed: pip install {_INSTALL[name]}')
-    version = f'{package} {importlib.metadata.version(package)}'
+    version = _version(package)
     if name == 'tensorrt':
         device = cuda_device()
         if not device.available:
             return RuntimeStatus(name, False, f'{version}, but {device.problem}')
-        return RuntimeStatus(name, True, f'{version} on {device.name}')
+        version = f'{version} on {device.name}'
     if name != 'torch' and importlib.util.find_spec('onnx') is None:
         return RuntimeStatus(name, False, f'{version}, but {missing_onnx()}')
     return RuntimeStatus(name, True, version)
+
+
+def _version(package: str) -> str:
+    try:
+        return f'{package} {importlib.metadata.version(package)}'
+    except importlib.metadata.PackageNotFoundError:  # not installed by pip
+        return package
 
 
 def _open_tensorrt(source: ModelSource, threads: int | None) -> Runtime:

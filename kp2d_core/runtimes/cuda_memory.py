@@ -47,7 +47,7 @@ def open_cuda_memory() -> CudaMemory:
 
         if torch.cuda.is_available():
             return TorchMemory(torch)
-    raise ValueError('TensorRT needs cuda-python for device memory: pip install cuda-python')
+    raise RuntimeError('TensorRT needs cuda-python for device memory: pip install cuda-python')
 
 
 def find_cuda_python() -> Any | None:

@@ -36,7 +36,7 @@ class TensorRTRuntime(CompiledRuntime):
         super().__init__(source)
         self.device = cuda_device()
         if not self.device.available:  # without one, TensorRT's runtime crashes the process
-            raise ValueError(f'runtime tensorrt cannot be used here: {self.device.problem}')
+            raise RuntimeError(f'runtime tensorrt cannot be used here: {self.device.problem}')
         self.trt = load_tensorrt()
         self.memory = open_cuda_memory()
         self.logger = make_logger(self.trt)
