@@ -19,6 +19,7 @@ from kp2d_core.export.quantization import LEVELS, Ranges, equalise, quantize_wei
 from kp2d_core.export.sampling import MapShape, sample_patches
 from kp2d_core.export.writer import GraphWriter
 
+ZERO_CODE = 'zero_code'  # the zero point of all activations but the image
 OUTPUTS = ('keypoints', 'scores', 'descriptors')
 
 # The least length that a descriptor is divided by, as in torch.
@@ -65,7 +66,7 @@ class NetworkWriter:
         if ranges is not None and self.architecture.upsample:
             self.convolutions, self.ranges = equalise(self.convolutions, ranges)
         self.writer = GraphWriter()
-        self.zero = self.writer.scalar('zero_code', 0, np.int8) if self.ranges else ''
+        self.zero = self.writer.scalar(ZERO_CODE, 0, np.int8) if self.ranges else ''
         self.reals: dict[str, str] = {}  # int8 tensor -> the same, dequantized
         self.scales: dict[str, str] = {}  # int8 tensor -> the scale of its codes
 
@@ -102,7 +103,10 @@ class NetworkWriter:
         weight, bias = self.convolutions['conv1a']
         rest = np.float32(128 - 255 * INPUT_MEAN)
         self.convolutions['conv1a'] = Convolution(weight, bias + rest * weight.sum(axis=(1, 2, 3)))
-        return self.quantize(w.add('Sub', [x, w.scalar('mean', 128)], 'input'), LEVELS)
+        x = w.add('Sub', [x, w.scalar('mean', 128)], 'input')
+        scale, zero = w.scalar('input.scale', 1), w.scalar('input.zero', 0, np.int8)
+        x = w.add('QuantizeLinear', [x, scale, zero], 'input.codes')
+        return w.add('DequantizeLinear', [x, scale, zero], 'input.real')
 
     def encode(self, x: str) -> tuple[str, str]:
         """Features at 1/4 of the resolution and at 1/8."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kp2d_core.export.profile import Profile
 from kp2d_core.export.source import ModelSource
+from kp2d_core.export.unsigned import with_unsigned_codes
 from kp2d_core.runtimes.compiled import Compiled, CompiledRuntime
 from kp2d_core.runtimes.protocol import Outputs, cache_folder, usable_cores
 
@@ -35,6 +36,8 @@ class OpenVINORuntime(CompiledRuntime):
         self.description = f'OpenVINO {version} on {device}, {source.precision}'
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
+        if profile.precision == 'int8':
+            graph = with_unsigned_codes(graph)
         model = self.core.compile_model(self.core.read_model(graph), 'CPU', self.settings)
         request = model.create_infer_request()
         outputs = [request.get_tensor(name) for name in ('keypoints', 'scores', 'descriptors')]
