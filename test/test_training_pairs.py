@@ -39,7 +39,7 @@ CROPS = PairsConfig(
     short_side=(300, 400),
     flip=0.5,
     swap=0.5,
-    strong=HomographyConfig(1.0, (0.8, 1.25), 180.0, 0.2, 16.0, False),
+    strong=HomographyConfig(1.0, (0.8, 1.25), 180.0, 0.2, 16.0, False, stretch=1.5),
     mild_share=((0, 0.5),),
 )
 KINDS = {
@@ -147,6 +147,17 @@ def test_mild_homographies_move_no_pixel_far():
         matrix = sample_source_to_target(np.random.default_rng(seed), (160, 128), config)
         centre = np.array([[79.5, 63.5]])
         assert np.abs(warp_points(matrix, centre) - centre).max() <= 8.01
+
+
+def test_stretch_shortens_one_direction_and_keeps_the_area():
+    config = HomographyConfig(1.0, (1, 1), 0.0, 0.0, 0.0, False, stretch=3.0)
+    ratios = []
+    for seed in range(100):
+        matrix = sample_source_to_target(np.random.default_rng(seed), (160, 128), config)
+        large, small = np.linalg.svd(matrix[:2, :2] / matrix[2, 2])[1]
+        assert large * small == pytest.approx(1, abs=1e-4)
+        ratios.append(large / small)
+    assert 1 <= min(ratios) < 1.2 and 2.8 < max(ratios) <= 3.001
 
 
 def test_pixels_per_view_pixel():

@@ -43,6 +43,11 @@ class HomographyConfig:
     perspective: float = 0.2
     shift: float = 0.0
     inside: bool = True
+    stretch: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.stretch < 1:
+            raise ValueError(f'stretch must be 1 or more, got {self.stretch}')
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ def sample_source_to_target(
     """A homography that takes pixels of the source to those of the target, both of `size`.
 
     Where the source's four corners come to lie in the target is what is drawn: a centred patch of
-    `crop` of the target, made a symmetric trapezium in both directions, scaled, rotated, moved.
+    `crop` of the target, made a symmetric trapezium in both directions, scaled, stretched in some
+    direction as a plane is that is seen from aside, rotated, moved.
     With `inside`, they all stay in the target; else up to `shift` pixels from the middle.
     """
     width, height = size
@@ -29,6 +30,8 @@ def sample_source_to_target(
     trapezium = random.uniform(-config.perspective, config.perspective, 2)
     patch = corners * (1 + trapezium * corners[:, ::-1])
     patch *= config.crop * random.uniform(*config.scale) * half
+    if config.stretch > 1:
+        patch = _stretch(patch, random.uniform(1, config.stretch), random.uniform(0, 180))
     if config.inside:
         patch = _shrink_into(patch, half)
         for _ in range(ROTATION_DRAWS):
@@ -67,6 +70,12 @@ def resized_to_given(given: Size, resized: Size) -> Matrix:
 def _rotate(points: Matrix, degrees: float) -> Matrix:
     c, s = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
     return points @ np.array([[c, s], [-s, c]])
+
+
+def _stretch(points: Matrix, ratio: float, direction: float) -> Matrix:
+    """Longer in a direction (degrees), shorter across it, by `ratio` in all; same area."""
+    along = _rotate(points, -direction) * [np.sqrt(ratio), 1 / np.sqrt(ratio)]
+    return _rotate(along, direction)
 
 
 def _extent(points: Matrix) -> Matrix:
