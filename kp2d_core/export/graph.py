@@ -56,6 +56,8 @@ def dense_is_faster(checkpoint: Checkpoint, profile: Profile) -> bool:
 
 
 class NetworkWriter:
+    """Writes the nodes in the order in which an image goes through them."""
+
     def __init__(self, checkpoint: Checkpoint, profile: Profile, ranges: Ranges | None) -> None:
         self.checkpoint = checkpoint
         self.architecture = checkpoint.architecture
@@ -95,12 +97,15 @@ class NetworkWriter:
         w = self.writer
         x = w.cast('image', np.float32, 'pixels')  # first: TensorRT does nothing else to bytes
         x = w.add('Transpose', [x], 'planes', perm=[0, 3, 1, 2])
+        weight, bias = self.convolutions['conv1a']
         if self.ranges is None:
             x = w.add('Sub', [x, w.scalar('mean', 255 * INPUT_MEAN)], 'centred')
+            if self.dtype == np.float16:  # whose smallest numbers would be too coarse for weights
+                self.convolutions['conv1a'] = Convolution(weight * 128, bias)
+                x = w.add('Mul', [x, w.scalar('shrink', 1 / 128)], 'small')
             return w.cast(x, self.dtype, 'input')
         # Less 128, a pixel is a signed byte and quantizes without loss; the bias makes up for the
         # half by which that differs from the mean.
-        weight, bias = self.convolutions['conv1a']
         rest = np.float32(128 - 255 * INPUT_MEAN)
         self.convolutions['conv1a'] = Convolution(weight, bias + rest * weight.sum(axis=(1, 2, 3)))
         x = w.add('Sub', [x, w.scalar('mean', 128)], 'input')
