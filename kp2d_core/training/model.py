@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kp2d_core.architecture import CELL
 from kp2d_core.checkpoint import Checkpoint, Weights
 from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
@@ -85,7 +84,3 @@ def to_checkpoint(
     return Checkpoint(
         config.network.architecture(), to_weights(state), step=step, evaluation=evaluation
     )
-
-
-def cells_of(config: TrainingConfig) -> int:
-    return config.pairs.width * config.pairs.height // CELL**2
