@@ -50,7 +50,6 @@ def best_fraction(histogram: NDArray[np.float64]) -> float:
     for candidate in candidates:
         step = candidate / LEVELS
         clipped = np.maximum(centres - candidate, 0)
-        # Rounding errs by step / sqrt(12); below one step, zero or one is all there is.
         rounded = np.where(centres < candidate, step / np.sqrt(12), 0)
         errors.append(float((histogram * (clipped**2 + rounded**2)).sum()))
     return float(candidates[int(np.argmin(errors))])
@@ -60,7 +59,12 @@ class Watch:
     """Runs the fp32 graph and gives the outputs of the layers that int8 quantizes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        import onnxruntime
+        try:
+            import onnxruntime
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                'calibration needs ONNX Runtime: pip install onnxruntime'
+            ) from error
 
         width, height = CALIBRATION_SIZE
         model = build_graph(checkpoint, Profile(height, width, top_k=1), dense=True)
