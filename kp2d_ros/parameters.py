@@ -69,8 +69,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     # The model.
     fixed('model', 'small', 'A shipped model, a .safetensors file or an exported model.'),
     fixed('runtime', 'auto', 'What runs the model; `kp2d info` lists what this machine has.'),
-    fixed('precision', 'fp32', 'Of the computation, where the runtime can.',
-          choices=('fp32', 'fp16', 'int8')),
+    fixed('precision', 'auto', 'Of the computation, where the runtime can; auto: fp32, or what an '
+          'exported model has.', choices=('auto', 'fp32', 'fp16', 'int8')),
     fixed('threads', 0, 'CPU threads of the runtime; 0: it decides.', range=(0, 256)),
     # The input.
     fixed('image_transport', 'raw', 'Subscribe to image (raw) or image/compressed.',

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument('--seconds', type=float, help='end after so long')
     result.add_argument('--model', default='small', help='see docs/node.md, as for the next')
     result.add_argument('--runtime', default='auto', help='what runs the model')
-    result.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
+    result.add_argument('--precision', default='auto', help='auto, fp32, fp16 or int8')
     result.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
     result.add_argument('--out', type=Path, default=Path('out/run'), help='for overlays and logs')
     result.add_argument('--save', type=int, default=60, help='overlays at most, one a second')

@@ -18,7 +18,7 @@ PARAMETERS = {
     'image_transport': ('image_transport', str, 'raw or compressed'),
     'model': ('model', str, 'a shipped model, a .safetensors file or an exported model'),
     'runtime': ('runtime', str, 'what runs the model: auto, openvino, onnxruntime, tensorrt, ...'),
-    'precision': ('precision', str, 'fp32, fp16 or int8'),
+    'precision': ('precision', str, 'auto, fp32, fp16 or int8'),
     'size': ('working_size', int, 'longer side that the network runs at, in pixels; 0: as it is'),
     'max_keypoints': ('max_keypoints', int, 'keep the best so many'),
     'managed': ('managed', bool, 'true: wait for lifecycle transitions'),

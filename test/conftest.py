@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+# Read by OpenMP when torch is loaded, here and in the processes that tests start: threads that
+# wait give their core away. Spinning, two busy processes on two cores slow each other tenfold.
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import cv2
 import numpy as np
 import pytest

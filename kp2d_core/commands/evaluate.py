@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--runtime', default='auto', help='what runs the models (default: the best there is)'
     )
     methods.add_argument(
-        '--precision', nargs='+', default=['fp32'],
-        help='of the models: fp32, fp16, int8, or several of them (default: fp32)',
+        '--precision', nargs='+', default=['auto'],
+        help='of the models: fp32, fp16, int8, or several (default: fp32, or what is exported)',
     )  # fmt: skip
     methods.add_argument('--threads', type=positive, help='CPU threads of a model')
 
