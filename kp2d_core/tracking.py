@@ -13,6 +13,8 @@ from kp2d_core.matching import Matches, match
 
 Ints = NDArray[np.int64]
 
+CLEAR_RATIO = 0.8  # of descriptor distances: what a track that was missed must pass to come back
+
 
 @dataclass(frozen=True)
 class Tracks:
@@ -24,6 +26,20 @@ class Tracks:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The tracks that were last seen in one frame, as they were there."""
+
+    features: Features
+    ids: Ints
+    ages: Ints
+
+    def without(self, rows: NDArray[np.intp]) -> Generation:
+        rest = np.ones(len(self.ids), bool)
+        rest[rows] = False
+        return Generation(self.features[rest], self.ids[rest], self.ages[rest])
 
 
 class Tracker:
@@ -44,53 +60,33 @@ class Tracker:
 
     def reset(self) -> None:
         """Forget all tracks. Ids go on: one is never given twice."""
-        self._live: Features | None = None  # each live track's feature where it was last seen
-        self._ids: Ints = np.empty(0, np.int64)
-        self._ages: Ints = np.empty(0, np.int64)
-        self._missed: Ints = np.empty(0, np.int64)
-        self._rows: Ints = np.empty(0, np.int64)  # in the previous frame, -1 if missed there
+        self._generations: list[Generation] = []  # the previous frame's first
 
     def update(self, features: Features) -> Tracks:
         """The tracks of the next frame's features."""
-        live = self._live if self._live is not None else features[:0]
-        found = match(live, features, **self.match_options)
-        before, now = found.indices[found.inliers].T
-
         ids = np.full(len(features), -1, np.int64)
         ages = np.zeros(len(features), np.int64)
-        ids[now] = self._ids[before]
-        ages[now] = self._ages[before] + 1
+        matches = match(features[:0], features)
+        waiting: list[Generation] = []
+        # The previous frame first; then what was missed in it, with the features that are still
+        # without a track: few, of several frames, too mixed for a geometry, but they must be clear.
+        for number, generation in enumerate(self._generations):
+            free = np.flatnonzero(ids < 0)
+            options = self.match_options if number == 0 else self._options_for_missed()
+            found = match(generation.features, features[free], **options)
+            if number == 0:
+                matches = found
+            before, now = found.indices[found.inliers].T
+            ids[free[now]] = generation.ids[before]
+            ages[free[now]] = generation.ages[before] + 1
+            waiting.append(generation.without(before))
+
         newborn = np.flatnonzero(ids < 0)
         ids[newborn] = self._next_id + np.arange(len(newborn))
         self._next_id += len(newborn)
+        self._generations = [Generation(features, ids, ages), *waiting[: self.max_missed]]
+        return Tracks(ids, ages, matches)
 
-        tracks = Tracks(ids, ages, self._previous_frame_matches(found))
-        self._remember(features, ids, ages, continued=before)
-        return tracks
-
-    def _previous_frame_matches(self, found: Matches) -> Matches:
-        rows = self._rows[found.indices[:, 0]]
-        seen = rows >= 0
-        indices = np.stack([rows[seen], found.indices[seen, 1]], axis=1)
-        return Matches(indices, found.distances[seen], found.inliers[seen], found.model)
-
-    def _remember(self, features: Features, ids: Ints, ages: Ints, continued: Ints) -> None:
-        """This frame's tracks, and those missed in it that may still come back."""
-        waiting = np.ones(len(self._ids), bool)
-        waiting[continued] = False
-        waiting &= self._missed < self.max_missed
-        count = len(features)
-        if self._live is not None and waiting.any():
-            lost = self._live[waiting]
-            self._live = Features(
-                np.concatenate([features.keypoints, lost.keypoints]),
-                np.concatenate([features.scores, lost.scores]),
-                np.concatenate([features.descriptors, lost.descriptors]),
-                features.image_size,
-            )
-        else:
-            self._live = features
-        self._ids = np.concatenate([ids, self._ids[waiting]])
-        self._ages = np.concatenate([ages, self._ages[waiting]])
-        self._missed = np.concatenate([np.zeros(count, np.int64), self._missed[waiting] + 1])
-        self._rows = np.concatenate([np.arange(count), np.full(int(waiting.sum()), -1, np.int64)])
+    def _options_for_missed(self) -> dict[str, Any]:
+        ratio = min(self.match_options.get('max_ratio') or 1.0, CLEAR_RATIO)
+        return {**self.match_options, 'verification': 'none', 'max_ratio': ratio}
