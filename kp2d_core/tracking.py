@@ -69,7 +69,7 @@ class Tracker:
         matches = match(features[:0], features)
         waiting: list[Generation] = []
         # The previous frame first; then what was missed in it, with the features that are still
-        # without a track: few, of several frames, too mixed for a geometry, but they must be clear.
+        # without a track: too few for a geometry, but they must be clear.
         for number, generation in enumerate(self._generations):
             free = np.flatnonzero(ids < 0)
             options = self.match_options if number == 0 else self._options_for_missed()
