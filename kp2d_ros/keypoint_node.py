@@ -20,10 +20,11 @@ from std_msgs.msg import Header
 from std_srvs.srv import SetBool, Trigger
 
 from kp2d_core.detector import KeypointDetector
+from kp2d_core.image_messages import decode_compressed
 from kp2d_core.images import read_image
 from kp2d_ros import diagnostics, parameters
 from kp2d_ros.camera_model import CameraModel, camera_model
-from kp2d_ros.images import Decoder, decode_compressed, image_decoder
+from kp2d_ros.images import Decoder, image_decoder
 from kp2d_ros.outputs import Outputs
 from kp2d_ros.pipeline import Pipeline, Result
 from kp2d_ros.process import run_node

@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 
 from kp2d_core.errors import FileError
+from kp2d_core.image_messages import decode, decode_compressed
 from kp2d_core.images import IMAGE_SUFFIXES, Size, find_images, read_image
 from kp2d_ros.calibration import Picture
-from kp2d_ros.images import decode, decode_compressed
 from kp2d_ros.moving_view import MovingView, default_photograph
 
 BAG_SUFFIXES = frozenset({'.mcap', '.db3', '.bag'})

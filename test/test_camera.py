@@ -13,8 +13,8 @@ from robot import Process, Robot, new_domain
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from kp2d_core.errors import FileError
+from kp2d_core.image_messages import decode
 from kp2d_ros.calibration import read_calibration
-from kp2d_ros.images import decode
 from kp2d_ros.moving_view import MovingView, default_photograph, drawn_photograph
 from kp2d_ros.sources import Damage, open_source
 

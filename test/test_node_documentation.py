@@ -7,8 +7,8 @@ from conftest import ROOT
 
 pytest.importorskip('rclpy')
 
+from kp2d_core.image_messages import ENCODINGS
 from kp2d_ros import camera_node, messages, outputs, parameters
-from kp2d_ros.images import ENCODINGS
 
 NODE = (ROOT / 'docs' / 'node.md').read_text()
 MESSAGES = (ROOT / 'docs' / 'messages.md').read_text()

@@ -155,7 +155,7 @@ def test_encodings_over_the_wire(
     """All of them are in test_image_decoding; these show that the way through the node is open."""
     from test_image_decoding import encode, message_of
 
-    from kp2d_ros.images import decode
+    from kp2d_core.image_messages import decode
 
     message = message_of(encode(view(photograph), encoding), encoding, 3)
     message.header = image_message(view(photograph), next(clock)).header

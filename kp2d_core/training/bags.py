@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 
 from kp2d_core.errors import FileError
+from kp2d_core.image_messages import decode, decode_compressed
 from kp2d_core.images import Image
 from kp2d_core.training.photographs import shrink_to
 
@@ -76,9 +77,6 @@ def _image_connections(reader: Any, path: Path, topic: str | None) -> list[Any]:
 
 
 def _decode(message: Any) -> Image:
-    # Needs no ROS; and the core needs it only here.
-    from kp2d_ros.images import decode, decode_compressed
-
     image = decode_compressed(message) if hasattr(message, 'format') else decode(message)
     if image.ndim == 2:
         image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
