@@ -41,3 +41,11 @@ def shared_data() -> Path:
     if not directory.is_dir():
         pytest.skip(f'no data in {directory}; set KP2D_DATA to where it is')
     return directory
+
+
+@pytest.fixture(scope='session', autouse=True)
+def own_cache(tmp_path_factory):
+    """Nothing that tests compile comes from, or stays in, the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+        yield

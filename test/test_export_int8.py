@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -31,16 +30,6 @@ from kp2d_core.runtimes.onnxruntime import OnnxRuntime
 from kp2d_core.runtimes.openvino import OpenVINORuntime
 
 SIZE = (320, 240)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def own_cache(tmp_path_factory):
-    before = os.environ.get('XDG_CACHE_HOME')
-    os.environ['XDG_CACHE_HOME'] = str(tmp_path_factory.mktemp('cache'))
-    yield
-    os.environ.pop('XDG_CACHE_HOME')
-    if before is not None:
-        os.environ['XDG_CACHE_HOME'] = before
 
 
 def spread(variant: str) -> Checkpoint:

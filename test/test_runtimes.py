@@ -25,17 +25,6 @@ from kp2d_core.runtimes.cuda import cuda_device
 COMPILED = ('openvino', 'onnxruntime')
 
 
-@pytest.fixture(scope='module', autouse=True)
-def own_cache(tmp_path_factory):
-    """Nothing that these tests compile comes from, or stays in, the user's cache."""
-    before = os.environ.get('XDG_CACHE_HOME')
-    os.environ['XDG_CACHE_HOME'] = str(tmp_path_factory.mktemp('cache'))
-    yield
-    os.environ.pop('XDG_CACHE_HOME')
-    if before is not None:
-        os.environ['XDG_CACHE_HOME'] = before
-
-
 @pytest.fixture(scope='module')
 def models(tmp_path_factory) -> dict[str, str]:
     """The shipped model if there is one, else random weights; and a random V4 and V0."""

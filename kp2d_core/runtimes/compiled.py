@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ Compiled = Callable[[NDArray[np.uint8]], Outputs]
 KEPT = 4  # compiled profiles, the least recently used goes first
 
 
-class CompiledRuntime:
+class CompiledRuntime(ABC):
     """Base of the runtimes that compile; they only add `compile`."""
 
     name: str
@@ -35,8 +36,9 @@ class CompiledRuntime:
             self.fixed_size = (source.fixed.width, source.fixed.height)
         self._compiled: OrderedDict[Profile, Compiled] = OrderedDict()
 
+    @abstractmethod
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
-        raise NotImplementedError
+        """What runs this graph."""
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
         profile = self.source.profile(images.shape, top_k, self.most_keypoints)
