@@ -1,12 +1,14 @@
-"""The keypoint node's life: transitions, ends, restarts, neighbours."""
+"""The keypoint node's life: how it starts, rests and ends, restarts, neighbours."""
 
 import signal
 import threading
 import time
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from conftest import ROOT
 from models import write_random_model, write_responsive_model
 
 pytest.importorskip('rclpy')
@@ -19,9 +21,10 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from robot import Process, Robot, image_message, keypoint_node, new_domain
-from sensor_msgs.msg import Image, PointCloud2
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from std_srvs.srv import Trigger
 
+from kp2d_core import KeypointDetector
 from kp2d_ros.keypoint_node import KeypointNode
 from kp2d_ros.messages import keypoints_from_cloud
 from kp2d_ros.worker import THREAD_NAME
@@ -245,3 +248,58 @@ def test_a_publisher_that_cannot_be_heard_is_named(robot, domain, model, tmp_pat
         reliable = robot.publisher(Image, '/kp2d/image')
         robot.exchange(reliable, image_message(picture, 1.0), heard)
         robot.wait(lambda: 'another' not in robot.status().message, 'its end')
+
+
+def test_nobody_listens_nothing_is_computed_and_it_wakes_at_once(
+    robot, domain, model, tmp_path, picture
+):
+    with keypoint_node(tmp_path / 'log', domain, model, max_keypoints=50) as node:
+        node.wait_for('waiting for images')
+        images = robot.publisher(Image, '/kp2d/image')
+        stop = threading.Event()
+
+        def stream():  # at its own pace, as a camera does
+            while not stop.wait(0.1):
+                images.publish(image_message(picture, time.time()))
+
+        camera = threading.Thread(target=stream, daemon=True)
+        camera.start()
+        try:
+            robot.wait(lambda: robot.count('skipped') >= 5, 'skipped frames')
+            assert robot.figures()['frames processed'] == '0'
+            assert 'idle' in robot.status().message
+            heard = robot.listen(PointCloud2, '/kp2d/keypoints')
+            skipped = robot.count('skipped')
+            robot.wait(lambda: heard, 'keypoints')
+            # Discovery takes its time; once matched, the next frame is computed.
+            assert robot.count('skipped') - skipped <= 10
+            robot.node.destroy_subscription(robot._last_subscription)
+            robot.wait(lambda: 'idle' in robot.status().message, 'rest')
+        finally:
+            stop.set()
+            camera.join(5)
+
+
+def test_started_with_compressed_transport_mask_and_parameter_file(
+    robot, domain, model, tmp_path, picture
+):
+    mask = np.zeros(picture.shape[:2], np.uint8)
+    mask[:, 80:] = 255
+    cv2.imwrite(str(tmp_path / 'mask.png'), mask)
+    file = tmp_path / 'parameters.yaml'
+    text = (ROOT / 'config' / 'keypoints.yaml').read_text()
+    file.write_text(text.replace('image_transport: raw', 'image_transport: compressed'))
+    with keypoint_node(
+        tmp_path / 'log', domain, model, '--params-file', str(file), mask=tmp_path / 'mask.png'
+    ) as node:
+        node.wait_for('waiting for images on /kp2d/image/compressed')
+        images = robot.publisher(CompressedImage, '/kp2d/image/compressed')
+        heard = robot.listen(PointCloud2, '/kp2d/keypoints')
+        data = cv2.imencode('.png', picture[..., ::-1])[1].tobytes()
+        message = CompressedImage(format='png', data=data)
+        message.header = image_message(picture, 5.0).header
+        found = keypoints_from_cloud(robot.exchange(images, message, heard)).features
+        detector = KeypointDetector.load(model, runtime='torch', threads=1)
+        expected = detector.detect(picture, mask=mask, max_keypoints=1000)
+        np.testing.assert_array_equal(found.keypoints, expected.keypoints)
+        assert len(found) > 50 and found.keypoints[:, 0].min() > 79

@@ -1,12 +1,10 @@
 """The keypoint node as its neighbours see it: a process of its own, images in, messages out."""
 
-import threading
 import time
 
 import cv2
 import numpy as np
 import pytest
-from conftest import ROOT
 from models import write_responsive_model
 
 pytest.importorskip('rclpy')
@@ -355,65 +353,3 @@ def test_a_flood_drops_frames_but_counts_each(robot, images, keypoints, photogra
     assert counts['dropped'] > 0 and counts['processed'] >= 2
     inference = float(robot.figures()['inference p50 (ms)']) / 1e3
     assert worst < 8 * max(inference, 0.1)  # a queue of 60 would be 60 inferences long
-
-
-def test_nobody_listens_nothing_is_computed_and_it_wakes_at_once(
-    model, tmp_path, photograph
-):
-    domain = new_domain()
-    with keypoint_node(tmp_path / 'log', domain, model, max_keypoints=50) as node:
-        robot = Robot(domain)
-        try:
-            node.wait_for('waiting for images')
-            images = robot.publisher(Image, '/kp2d/image')
-            # At its own pace, from a thread, as a camera does.
-            stop = threading.Event()
-
-            def stream():
-                while not stop.wait(0.1):
-                    images.publish(image_message(view(photograph), time.time()))
-
-            camera = threading.Thread(target=stream, daemon=True)
-            camera.start()
-            robot.wait(lambda: robot.count('skipped') >= 5, 'skipped frames')
-            figures = robot.figures()
-            assert figures['frames processed'] == '0' and 'idle' in robot.status().message
-            heard = robot.listen(PointCloud2, '/kp2d/keypoints')
-            skipped = robot.count('skipped')
-            robot.wait(lambda: heard, 'keypoints')
-            # Discovery takes its time; once matched, the next frame is computed.
-            assert robot.count('skipped') - skipped <= 10
-            robot.node.destroy_subscription(robot._last_subscription)
-            robot.wait(lambda: 'idle' in robot.status().message, 'rest')
-            stop.set()
-            camera.join(5)
-        finally:
-            robot.close()
-
-
-def test_compressed_transport_mask_and_parameter_file(model, tmp_path, photograph, detector):
-    domain = new_domain()
-    mask = np.zeros((120, 160), np.uint8)
-    mask[:, 80:] = 255
-    cv2.imwrite(str(tmp_path / 'mask.png'), mask)
-    file = tmp_path / 'parameters.yaml'
-    text = (ROOT / 'config' / 'keypoints.yaml').read_text()
-    file.write_text(text.replace('image_transport: raw', 'image_transport: compressed'))
-    with keypoint_node(
-        tmp_path / 'log', domain, model, '--params-file', str(file), mask=tmp_path / 'mask.png'
-    ) as node:
-        robot = Robot(domain)
-        try:
-            node.wait_for('waiting for images on /kp2d/image/compressed')
-            images = robot.publisher(CompressedImage, '/kp2d/image/compressed')
-            heard = robot.listen(PointCloud2, '/kp2d/keypoints')
-            image = view(photograph)
-            data = cv2.imencode('.png', image[..., ::-1])[1].tobytes()
-            message = CompressedImage(format='png', data=data)
-            message.header = image_message(image, 5.0).header
-            found = keypoints_from_cloud(robot.exchange(images, message, heard)).features
-            expected = detector.detect(image, mask=mask, max_keypoints=1000)
-            np.testing.assert_array_equal(found.keypoints, expected.keypoints)
-            assert found.keypoints[:, 0].min() > 79
-        finally:
-            robot.close()
