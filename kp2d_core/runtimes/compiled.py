@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,8 +66,6 @@ def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uin
         return images
     if not profile.mono:
         return np.repeat(images, 3, axis=-1)
-    import cv2
-
     return np.stack([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None] for image in images])
 
 
