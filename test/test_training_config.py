@@ -95,6 +95,7 @@ def test_override_reaches_every_depth():
         ('pairs.strong.scale=[1]', 'must have 2 values'),
         ('pairs.width=100', 'multiples of 8'),
         ('pairs.mild_share=[]', 'at least one'),
+        ('pairs.strength=[]', 'at least one'),
         ('photometric.blur=[2]', 'odd'),
         ('seed.x=1', 'is a value'),
         ('loss=3', 'must be a group'),

@@ -11,6 +11,7 @@ from skimage import data
 
 from kp2d_core.training.config import (
     HomographyConfig,
+    OptimizerConfig,
     PairsConfig,
     PhotometricConfig,
     TrainingConfig,
@@ -24,10 +25,10 @@ from kp2d_core.training.pairs import (
     BatchStream,
     PairSource,
     make_pair,
-    mild_share_at,
     pixels_per_view_pixel,
     render,
     sample_target_view,
+    value_at,
 )
 from kp2d_core.training.photographs import Photographs
 
@@ -100,7 +101,8 @@ def test_the_homography_takes_source_pixels_to_the_same_pixels_of_the_target(
     off = []
     for seed in range(8):
         random = np.random.default_rng(seed)
-        pair = make_pair(photograph, random, KINDS[kind], mild=mild)
+        pairs = KINDS[kind].pairs
+        pair = make_pair(photograph, random, KINDS[kind], pairs.mild if mild else pairs.strong)
         off.append(misregistration(*pair))
     assert np.abs(off).max() < 0.05
     assert np.abs(np.mean(off, axis=0)).max() < 0.02
@@ -114,7 +116,9 @@ def test_the_opposite_direction_is_wrong(photograph):
         return np.abs(sample(target, there) - source[y, x]).mean()
 
     random = np.random.default_rng(5)
-    source, target, matrix = make_pair(photograph, random, KINDS['paper'], mild=False)
+    source, target, matrix = make_pair(
+        photograph, random, KINDS['paper'], KINDS['paper'].pairs.strong
+    )
     assert error(source, target, matrix) < 2
     assert error(target, source, matrix) > 10
 
@@ -171,11 +175,26 @@ def test_a_photograph_smaller_than_the_view_is_enlarged():
     assert (corners > -0.5).all() and (corners < [49.5, 39.5]).all()
 
 
-def test_mild_share_follows_straight_lines():
+def test_a_schedule_follows_straight_lines():
     schedule = ((0, 0.0), (100, 0.6))
-    assert mild_share_at(0, schedule) == 0
-    assert mild_share_at(50, schedule) == pytest.approx(0.3)
-    assert mild_share_at(1000, schedule) == 0.6
+    assert value_at(0, schedule) == 0
+    assert value_at(50, schedule) == pytest.approx(0.3)
+    assert value_at(1000, schedule) == 0.6
+
+
+def test_strong_pairs_turn_as_far_as_the_strength_of_their_step_lets_them(photograph):
+    strong = HomographyConfig(1.0, (1.0, 1.0), 180.0, 0.0, 0.0, False, stretch=3.0)
+    pairs = replace(CROPS, strong=strong, mild_share=((0, 0.0),), strength=((0, 0.1), (100, 1.0)))
+    config = TrainingConfig(pairs=pairs, optimizer=OptimizerConfig(batch=1))
+    source = PairSource(Photographs([photograph]), config)
+    angles, ratios = [], []
+    for number in range(150):
+        left, sizes, right = np.linalg.svd(source.pair(number)[2][:2, :2])
+        turn = left @ right
+        angles.append(abs(np.degrees(np.arctan2(turn[1, 0], turn[0, 0]))))
+        ratios.append(sizes[0] / sizes[1])
+    assert max(angles[:10]) < 45 and max(angles[100:]) > 150
+    assert max(ratios[:10]) < 1.4 and max(ratios[100:]) > 2.5
 
 
 @pytest.fixture(scope='module')

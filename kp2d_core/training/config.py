@@ -16,6 +16,7 @@ from kp2d_core.architecture import CELL, Architecture
 from kp2d_core.errors import FileError
 
 Range = tuple[float, float]
+Schedule = tuple[tuple[int, float], ...]  # [step, value] points, straight lines between
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class PairsConfig:
     mild: HomographyConfig = field(
         default_factory=lambda: HomographyConfig(1.0, (0.93, 1.07), 9.0, 0.0, 8.0, False)
     )
-    mild_share: tuple[tuple[int, float], ...] = ((0, 0.0),)
+    mild_share: Schedule = ((0, 0.0),)
+    strength: Schedule = ((0, 1.0),)
 
     def __post_init__(self) -> None:
         if self.width % CELL or self.height % CELL or min(self.width, self.height) < 4 * CELL:
@@ -70,8 +72,9 @@ class PairsConfig:
                 f'pairs.width and pairs.height must be multiples of {CELL} and at least '
                 f'{4 * CELL}, got {self.width}x{self.height}'
             )
-        if not self.mild_share:
-            raise ValueError('pairs.mild_share needs at least one [step, share]')
+        for name in ('mild_share', 'strength'):
+            if not getattr(self, name):
+                raise ValueError(f'pairs.{name} needs at least one [step, share]')
 
 
 @dataclass(frozen=True)

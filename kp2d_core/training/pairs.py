@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import cv2
@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 
 from kp2d_core.images import Image, Size, size_of
-from kp2d_core.training.config import PairsConfig, TrainingConfig
+from kp2d_core.training.config import (
+    HomographyConfig,
+    PairsConfig,
+    Schedule,
+    TrainingConfig,
+)
 from kp2d_core.training.homography import Matrix, resized_to_given, sample_source_to_target
 from kp2d_core.training.photographs import Photographs
 from kp2d_core.training.photometric import change_light, sample_shared_colour
@@ -41,13 +46,16 @@ class Batch:
 
 
 def make_pair(
-    photograph: Image, random: np.random.Generator, config: TrainingConfig, *, mild: bool
+    photograph: Image,
+    random: np.random.Generator,
+    config: TrainingConfig,
+    homography: HomographyConfig,
 ) -> tuple[Image, Image, Matrix]:
     """Source view, target view, and the homography from source to target."""
     pairs = config.pairs
     size = pairs.width, pairs.height
     target_to_photograph = sample_target_view(random, size_of(photograph), pairs)
-    source_to_target = sample_source_to_target(random, size, pairs.mild if mild else pairs.strong)
+    source_to_target = sample_source_to_target(random, size, homography)
     source = render(photograph, target_to_photograph @ source_to_target, size)
     target = render(photograph, target_to_photograph, size)
     if random.random() < pairs.swap:
@@ -111,10 +119,19 @@ def pixels_per_view_pixel(view_to_photograph: Matrix, size: Size) -> float:
     return float(np.sqrt(abs(np.linalg.det(jacobian))))
 
 
-def mild_share_at(step: int, schedule: tuple[tuple[int, float], ...]) -> float:
-    """The share of mild pairs: straight lines between the schedule's [step, share] points."""
-    steps, shares = zip(*schedule, strict=True)
-    return float(np.interp(step, steps, shares))
+def value_at(step: int, schedule: Schedule) -> float:
+    """Straight lines between the schedule's points, level before and after them."""
+    steps, values = zip(*schedule, strict=True)
+    return float(np.interp(step, steps, values))
+
+
+def weaken(homography: HomographyConfig, strength: float) -> HomographyConfig:
+    """Turned and stretched by this share of what it says."""
+    return replace(
+        homography,
+        rotation=strength * homography.rotation,
+        stretch=1 + strength * (homography.stretch - 1),
+    )
 
 
 class PairSource:
@@ -129,8 +146,10 @@ class PairSource:
         photograph = self.photographs[int(self._shuffled(epoch)[place])]
         random = np.random.default_rng([self.config.seed, 1, number])
         step = number // self.config.optimizer.batch
-        mild = random.random() < mild_share_at(step, self.config.pairs.mild_share)
-        return make_pair(photograph, random, self.config, mild=mild)
+        pairs = self.config.pairs
+        mild = random.random() < value_at(step, pairs.mild_share)
+        homography = pairs.mild if mild else weaken(pairs.strong, value_at(step, pairs.strength))
+        return make_pair(photograph, random, self.config, homography)
 
     def batch(self, first: int, count: int) -> Batch:
         made = [self.pair(number) for number in range(first, first + count)]

@@ -106,11 +106,10 @@ def make_pairs(photographs: Photographs) -> list[MadePair]:
     made = []
     for number in range(len(photographs)):
         kind = list(HOMOGRAPHIES)[number % len(HOMOGRAPHIES)]
-        pairs = PairsConfig(
-            *SIZE, framing='crop', short_side=(240, 300), swap=0.5, strong=HOMOGRAPHIES[kind]
-        )
+        pairs = PairsConfig(*SIZE, framing='crop', short_side=(240, 300), swap=0.5)
         random = np.random.default_rng([0, 3, number])
-        pair = make_pair(photographs[number], random, TrainingConfig(pairs=pairs), mild=False)
+        config = TrainingConfig(pairs=pairs)
+        pair = make_pair(photographs[number], random, config, HOMOGRAPHIES[kind])
         made.append(MadePair(*pair))
     return made
 
