@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from kp2d_core.commands.arguments import positive
 from kp2d_core.images import Image
+from kp2d_core.training.waiting import set_waiting
 
 if TYPE_CHECKING:
     from kp2d_core.training.config import TrainingConfig
@@ -87,12 +88,12 @@ class Worker:
         context = multiprocessing.get_context('spawn')
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(way, settings, theirs), daemon=True)
-        policy = os.environ.get('OMP_WAIT_POLICY')
+        environment = dict(os.environ)
         if way == 'kp2d':
-            os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # as `kp2d train` does
+            set_waiting()
         self._process.start()
-        if policy is None:
-            os.environ.pop('OMP_WAIT_POLICY', None)
+        os.environ.clear()
+        os.environ.update(environment)
         self._all: list[tuple[float, ...]] = []
 
     def __enter__(self) -> Worker:

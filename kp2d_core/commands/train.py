@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from kp2d_core.commands.arguments import positive
+from kp2d_core.training.waiting import set_waiting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Threads that spin while they wait take the time of whatever else runs; read by OpenMP when
-    # torch is imported.
-    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+    set_waiting()  # before torch is imported
     from kp2d_core.training.config import load_config, override
     from kp2d_core.training.loop import STATE, Run, train
     from kp2d_core.training.recipes import find_recipe
