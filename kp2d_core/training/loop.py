@@ -91,11 +91,17 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if run.resume:
         _, progress, tensors = read_state(run.out / STATE)
         restore_state(tensors, model, optimizer, average)
+        if progress.loss_scale:
+            scaler.load_state_dict(progress.loss_scale)
         if not leads:  # the saved random state is the first process's
             torch.manual_seed(hash((config.seed, processes.rank, progress.step)))
     if config.compute.compile:
         model.network.compile()
     step_of: nn.Module = DistributedDataParallel(model) if processes.count > 1 else model
+
+    def save() -> None:
+        progress.loss_scale = scaler.state_dict()
+        save_state(run.out / STATE, config, progress, model, optimizer, average)
 
     # Loop
     source = PairSource(photographs, config)
@@ -141,21 +147,21 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         if validation and progress.step % config.report.validate_every == 0:
             validate(run, progress, model, average, validation, report)
         if perf_counter() - saved > 60 * config.report.checkpoint_minutes:
-            save_state(run.out / STATE, config, progress, model, optimizer, average)
+            save()
             saved = perf_counter()
 
     # End
     stream.close()
     if report is None:
         return 128 + interruption.signal if interruption.signal else 0
-    save_state(run.out / STATE, config, progress, model, optimizer, average)
+    save()
     if spent < 1:
         report.close()
         print(f'stopped at step {progress.step}; --resume goes on from it', file=sys.stderr)
         return 128 + interruption.signal if interruption.signal else 1
     if validation and progress.validated_step != progress.step:
         validate(run, progress, model, average, validation, report)
-        save_state(run.out / STATE, config, progress, model, optimizer, average)
+        save()
     final = to_checkpoint(kept_weights(model, average), config, progress.step, progress.evaluation)
     save_checkpoint(run.out / LAST, final)
     if not validation:

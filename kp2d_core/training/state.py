@@ -29,6 +29,7 @@ class Progress:
     best_step: int = -1
     validated_step: int = -1
     evaluation: dict[str, float] = field(default_factory=dict)  # of the last validation
+    loss_scale: dict[str, float] = field(default_factory=dict)  # of float16
 
 
 def save_state(
