@@ -66,18 +66,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rig(args: argparse.Namespace, folder: Path, model: str | None = None, **others: Any) -> Rig:
-    from kp2d_core.benchmarks.models import checkpoint_to_time
-    from kp2d_core.checkpoint import save_checkpoint
+    from kp2d_core.architecture import VARIANTS
+    from kp2d_core.benchmarks.models import random_checkpoint
+    from kp2d_core.checkpoint import save_checkpoint, shipped_models
     from kp2d_ros.benchmark_rig import Rig
 
     name = model or args.model
-    path = folder / f'{Path(name).stem}.safetensors'
-    if not path.exists():
-        save_checkpoint(path, checkpoint_to_time(name))
+    if name in VARIANTS and name not in shipped_models():
+        path = folder / f'{name}.safetensors'
+        save_checkpoint(path, random_checkpoint(name))
+        name = str(path)
     return Rig(
         args.domain,
         **{
-            'model': str(path), 'runtime': args.runtime, 'precision': args.precision,
+            'model': name, 'runtime': args.runtime, 'precision': args.precision,
             'threads': args.threads, 'max_keypoints': 1000, **others,
         },
     )  # fmt: skip
