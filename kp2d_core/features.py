@@ -29,6 +29,16 @@ class Features:
         )
 
 
+def join_features(first: Features, second: Features) -> Features:
+    """Both, one after the other; the scores are then no longer in order."""
+    return Features(
+        np.concatenate([first.keypoints, second.keypoints]),
+        np.concatenate([first.scores, second.scores]),
+        np.concatenate([first.descriptors, second.descriptors]),
+        first.image_size,
+    )
+
+
 def select(
     features: Features,
     *,

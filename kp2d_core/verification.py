@@ -21,7 +21,7 @@ _ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: the least sensitive to the threshold
 # From 7 points it can take half a minute where the geometry is degenerate: a camera that hardly
 # moves, or looks at a wall. From 8 it takes milliseconds, with the same inliers elsewhere.
 _FUNDAMENTAL_ESTIMATOR = cv2.USAC_FM_8PTS
-_CONFIDENCE = 0.9999
+_CONFIDENCE = 0.999
 _ITERATIONS = 5000
 
 

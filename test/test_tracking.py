@@ -35,24 +35,44 @@ def test_birth_and_continuation():
 def test_a_track_survives_as_many_misses_as_allowed():
     t = tracker(max_missed=2)
     t.update(frame(0, 1))
+    t.update(frame(0, 1))
     t.update(frame(1))
     t.update(frame(1))
     back = t.update(frame(1, 0))
-    assert back.ids.tolist() == [1, 0] and back.ages.tolist() == [3, 1]
+    assert back.ids.tolist() == [1, 0] and back.ages.tolist() == [4, 2]
     assert back.matches.indices.tolist() == [[0, 0]]  # point 0 was not in the previous frame
 
 
 def test_a_track_ends_after_too_many_misses():
     t = tracker(max_missed=1)
     t.update(frame(0, 1))
+    t.update(frame(0, 1))
     t.update(frame(1))
     t.update(frame(1))
     assert t.update(frame(1, 0)).ids.tolist() == [1, 2]
 
 
+def test_tracks_missed_in_different_frames_come_back_together():
+    t = tracker(max_missed=2)
+    t.update(frame(0, 1, 2))
+    t.update(frame(0, 1, 2))
+    t.update(frame(1, 2))
+    t.update(frame(2))
+    back = t.update(frame(0, 1, 2))
+    assert back.ids.tolist() == [0, 1, 2] and back.ages.tolist() == [2, 3, 4]
+
+
+def test_a_track_seen_once_is_not_waited_for():
+    t = tracker(max_missed=2)
+    t.update(frame(0, 1))
+    t.update(frame(1))
+    assert t.update(frame(0, 1)).ids.tolist() == [2, 1]
+
+
 def test_empty_frames():
     t = tracker(max_missed=1)
     assert len(t.update(frame())) == 0
+    t.update(frame(4))
     t.update(frame(4))
     assert len(t.update(frame())) == 0
     assert t.update(frame(4)).ids.tolist() == [0]
