@@ -17,11 +17,13 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from kp2d_core.errors import FileError
 from kp2d_ros.worker import THREAD_NAME as WORKER_THREAD
 
+SWITCH = 1e-4  # seconds that the executor may go on when the worker has a frame to begin with
 GRACE = 1.0  # seconds to end cleanly after the signal
 
 
 def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = None) -> int:
     """Run a node until SIGINT, SIGTERM, or its future `finished` is done with an exit code."""
+    sys.setswitchinterval(SWITCH)
     rclpy.init(args=None if arguments is None else ['', *arguments])
     threading.Thread(target=_leave_after_shutdown, daemon=True).start()
     node, code = None, 0
