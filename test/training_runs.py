@@ -18,7 +18,8 @@ TIMEOUT = 120  # seconds, of anything
 TINY = [
     'network.variant=tiny', 'network.width=4', 'network.descriptor_size=16', 'network.dropout=0.2',
     'pairs.width=64', 'pairs.height=64', 'pairs.framing=crop', 'pairs.mild_share=[[0, 0.5]]',
-    'loss.io_points=30', 'optimizer.batch=2', 'optimizer.ema=0.9', 'optimizer.schedule=cosine',
+    'loss.io_points=30', 'optimizer.kind=muon', 'optimizer.batch=2', 'optimizer.ema=0.9',
+    'optimizer.schedule=cosine',
     'compute.threads=1', 'compute.device=cpu', 'report.log_every=2', 'report.validate_every=8',
     'report.validation_photographs=1', 'report.pictures=1',
 ]  # fmt: skip

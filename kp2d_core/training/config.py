@@ -112,8 +112,10 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
+    kind: Literal['adam', 'muon'] = 'adam'
     batch: int = 8
     learning_rate: float = 1e-3
+    kernel_rate: float = 8e-3
     schedule: Literal['constant', 'halve', 'cosine'] = 'halve'
     halve_at: float = 0.8
     final_share: float = 0.01

@@ -19,6 +19,7 @@ from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
 from kp2d_core.training.interruption import Interruption
 from kp2d_core.training.model import MovingAverage, TrainingModel, to_checkpoint
+from kp2d_core.training.optimizer import make_optimizer
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Entry, Photographs, split
 from kp2d_core.training.report import Report, draw_curves
@@ -84,8 +85,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if run.initial is not None:
         load_initial(model, run.initial)
     average = MovingAverage(model.network, config.optimizer.ema) if config.optimizer.ema else None
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=config.optimizer.learning_rate)
+    optimizer = make_optimizer(model, config.optimizer)
     scaler = torch.GradScaler(device.type, enabled=config.compute.precision == 'float16')
     progress = Progress()
     if run.resume:
@@ -132,7 +132,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         scaler.scale(loss).backward()
         if config.optimizer.gradient_clip:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(parameters, config.optimizer.gradient_clip)
+            nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip)
         scaler.step(optimizer)
         scaler.update()
         if average is not None:
