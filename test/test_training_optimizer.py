@@ -8,7 +8,7 @@ from torch import nn
 
 from kp2d_core.training.config import OptimizerConfig, TrainingConfig, override
 from kp2d_core.training.model import TrainingModel
-from kp2d_core.training.optimizer import Muon, is_kernel, make_optimizer, orthogonal
+from kp2d_core.training.optimizer import Muon, is_kernel, make_optimizers, orthogonal
 
 
 @pytest.mark.parametrize('shape', [(16, 144), (144, 16), (32, 32)])
@@ -19,7 +19,7 @@ def test_orthogonal_keeps_directions_and_evens_out_their_strengths(shape):
     step = orthogonal(uneven)
     assert step.shape == shape
     alike = torch.linalg.svdvals(step)
-    assert 0.6 < alike.min() and alike.max() < 1.3
+    assert alike.min() > 0.6 and alike.max() < 1.3
     off = left.T @ step @ right.T
     assert (off - off.diagonal().diag()).abs().max() < 1e-3
 
@@ -39,13 +39,12 @@ def test_kernels_are_the_hidden_convolutions():
 
 def test_steps_have_the_size_that_the_rate_says():
     convolution = nn.Conv2d(8, 16, 3)
-    optimizer = Muon([convolution.bias], [convolution.weight], 1e-3, 5e-3)
+    optimizer = Muon([convolution.weight], 5e-3)
     before = convolution.weight.detach().clone()
     convolution(torch.ones(1, 8, 5, 5)).square().sum().backward()
     optimizer.step()
     moved = torch.linalg.matrix_norm((convolution.weight.detach() - before).flatten(1), 2)
     assert moved.item() == pytest.approx(5e-3 * 0.2 * 72**0.5, rel=0.35)
-    assert convolution.bias.grad is not None and convolution.weight.grad is None
 
 
 @pytest.mark.parametrize('kind', ['adam', 'muon'])
@@ -55,13 +54,14 @@ def test_both_learn(kind):
         nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)) for _ in range(2)
     )
     config = OptimizerConfig(kind=kind, learning_rate=1e-3, kernel_rate=1e-2)
-    optimizer = make_optimizer(student, config)
+    optimizers = make_optimizers(student, config)
     losses = []
     for _ in range(150):
         images = torch.randn(8, 4, 8, 8)
         loss = (student(images) - teacher(images).detach()).square().mean()
-        optimizer.zero_grad()
+        student.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]

@@ -19,7 +19,7 @@ from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
 from kp2d_core.training.interruption import Interruption
 from kp2d_core.training.model import MovingAverage, TrainingModel, to_checkpoint
-from kp2d_core.training.optimizer import make_optimizer
+from kp2d_core.training.optimizer import make_optimizers
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Entry, Photographs, split
 from kp2d_core.training.report import Report, draw_curves
@@ -85,12 +85,12 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if run.initial is not None:
         load_initial(model, run.initial)
     average = MovingAverage(model.network, config.optimizer.ema) if config.optimizer.ema else None
-    optimizer = make_optimizer(model, config.optimizer)
+    optimizers = make_optimizers(model, config.optimizer)
     scaler = torch.GradScaler(device.type, enabled=config.compute.precision == 'float16')
     progress = Progress()
     if run.resume:
         _, progress, tensors = read_state(run.out / STATE)
-        restore_state(tensors, model, optimizer, average)
+        restore_state(tensors, model, optimizers, average)
         if progress.loss_scale:
             scaler.load_state_dict(progress.loss_scale)
         if not leads:  # the saved random state is the first process's
@@ -101,7 +101,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
 
     def save() -> None:
         progress.loss_scale = scaler.state_dict()
-        save_state(run.out / STATE, config, progress, model, optimizer, average)
+        save_state(run.out / STATE, config, progress, model, optimizers, average)
 
     # Loop
     source = PairSource(photographs, config)
@@ -126,14 +126,16 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
 
         # Step
         rate = learning_rate(config.optimizer, progress.step, spent)
-        for group in optimizer.param_groups:
-            group['lr'] = rate
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         scaler.scale(loss).backward()
-        if config.optimizer.gradient_clip:
+        for optimizer in optimizers:
             scaler.unscale_(optimizer)
+            for group in optimizer.param_groups:
+                group['lr'] = rate * group.get('factor', 1.0)
+        if config.optimizer.gradient_clip:
             nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip)
-        scaler.step(optimizer)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
         scaler.update()
         if average is not None:
             average.update(model.network, progress.step)

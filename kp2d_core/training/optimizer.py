@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,13 +16,18 @@ POLYNOMIAL = 3.4445, -4.7750, 2.0315
 ROUNDS = 5
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Adam:
+def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """Adam, of all parameters that learn or of what Muon leaves. `factor` is of the rate."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.kind == 'adam':
-        return torch.optim.Adam(parameters, lr=config.learning_rate)
+        return [torch.optim.Adam(parameters, lr=config.learning_rate)]
     kernels = [p for p in parameters if is_kernel(p)]
     others = [p for p in parameters if not is_kernel(p)]
-    return Muon(others, kernels, config.learning_rate, config.kernel_rate)
+    factor = config.kernel_rate / config.learning_rate
+    return [
+        torch.optim.Adam(others, lr=config.learning_rate),
+        Muon([{'params': kernels, 'factor': factor}], config.kernel_rate),
+    ]
 
 
 def is_kernel(parameter: Tensor) -> bool:
@@ -33,8 +38,8 @@ def is_kernel(parameter: Tensor) -> bool:
     return outputs > 2 and inputs > 3
 
 
-class Muon(torch.optim.Adam):
-    """Adam, but for convolution kernels, whose steps are orthogonal matrices.
+class Muon(torch.optim.Optimizer):
+    """Steps that are orthogonal matrices, for convolution kernels.
 
     A gradient of a kernel, as a matrix of outputs by inputs, has few large singular values and
     many small ones; Adam follows the few. Here all directions move alike (Jordan 2024), by a step
@@ -42,32 +47,26 @@ class Muon(torch.optim.Adam):
     multiplies in bfloat16, which most CPUs cannot.
     """
 
-    def __init__(
-        self,
-        others: Iterable[Tensor],
-        kernels: Iterable[Tensor],
-        learning_rate: float,
-        kernel_rate: float,
-    ) -> None:
-        super().__init__([{'params': [*others]}], lr=learning_rate)
-        self.add_param_group({'params': [*kernels], 'factor': kernel_rate / learning_rate})
+    def __init__(self, kernels: Iterable[Any], lr: float) -> None:
+        super().__init__(kernels, {'lr': lr})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        group = self.param_groups[1]
-        for kernel in group['params']:
-            if kernel.grad is None:
-                continue
-            state = self.state[kernel]
-            if not state:
-                state['momentum'] = torch.zeros_like(kernel)
-            state['momentum'].lerp_(kernel.grad, 1 - MOMENTUM)
-            ahead = kernel.grad.lerp(state['momentum'], MOMENTUM)  # Nesterov's
-            step = orthogonal(ahead.flatten(1))
-            size = group['lr'] * group['factor'] * 0.2 * max(step.shape) ** 0.5
-            kernel.sub_(step.reshape(kernel.shape), alpha=size)
-            kernel.grad = None  # done: Adam passes it over
-        return super().step(closure)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for kernel in group['params']:
+                if kernel.grad is not None:
+                    self._move(kernel, group['lr'])
+
+    def _move(self, kernel: Tensor, rate: float) -> None:
+        assert kernel.grad is not None
+        state = self.state[kernel]
+        if not state:
+            state['momentum'] = torch.zeros_like(kernel)
+        state['momentum'].lerp_(kernel.grad, 1 - MOMENTUM)
+        ahead = kernel.grad.lerp(state['momentum'], MOMENTUM)  # Nesterov's
+        step = orthogonal(ahead.flatten(1))
+        size = rate * 0.2 * max(step.shape) ** 0.5
+        kernel.sub_(step.reshape(kernel.shape), alpha=size)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

@@ -37,14 +37,15 @@ def save_state(
     config: TrainingConfig,
     progress: Progress,
     model: TrainingModel,
-    optimizer: torch.optim.Optimizer,
+    optimizers: list[torch.optim.Optimizer],
     average: MovingAverage | None,
 ) -> None:
     """Write atomically: a crash or a full disk leaves the file that was there."""
     tensors = {f'model.{name}': value for name, value in model.state_dict().items()}
-    for index, values in optimizer.state_dict()['state'].items():
-        for name, value in values.items():
-            tensors[f'optimizer.{index}.{name}'] = torch.as_tensor(value)
+    for number, optimizer in enumerate(optimizers):
+        for index, values in optimizer.state_dict()['state'].items():
+            for name, value in values.items():
+                tensors[f'optimizer.{number}.{index}.{name}'] = torch.as_tensor(value)
     if average is not None:
         tensors.update({f'average.{name}': value for name, value in average.weights.items()})
     tensors['random.cpu'] = torch.get_rng_state()
@@ -83,13 +84,14 @@ def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]
 def restore_state(
     tensors: dict[str, Tensor],
     model: TrainingModel,
-    optimizer: torch.optim.Optimizer,
+    optimizers: list[torch.optim.Optimizer],
     average: MovingAverage | None,
 ) -> None:
     """Put the tensors of `read_state` back to where `save_state` found them."""
     try:
         model.load_state_dict(_under(tensors, 'model.'))
-        _restore_optimizer(optimizer, _under(tensors, 'optimizer.'))
+        for number, optimizer in enumerate(optimizers):
+            _restore_optimizer(optimizer, _under(tensors, f'optimizer.{number}.'))
         if average is not None:
             saved = _under(tensors, 'average.') or model.network.state_dict()
             for name, value in average.weights.items():
