@@ -9,8 +9,10 @@ from kp2d_core.networks import IONet
 from kp2d_core.training.config import TrainingConfig, override
 from kp2d_core.training.losses import io_loss
 from kp2d_core.training.model import TrainingModel, halves
+from kp2d_core.training.optimizer import make_optimizers
 from kp2d_core.training.pairs import Batch, BatchStream, PairSource
 from kp2d_core.training.photographs import Photographs
+from kp2d_core.training.schedule import learning_rate
 
 STEPS = 120
 RECIPE = [
@@ -19,7 +21,8 @@ RECIPE = [
     'pairs.strong.crop=1.0', 'pairs.strong.rotation=20', 'pairs.strong.inside=false',
     'pairs.strong.shift=8', 'pairs.mild_share=[[0, 0.7]]', 'loss.descriptor=infonce',
     'loss.descriptor_weight=0.5', 'loss.location=2.0', 'loss.location_score_power=2',
-    'loss.io_points=60', 'optimizer.batch=4', 'compute.workers=0',
+    'loss.io_points=60', 'optimizer.kind=muon', 'optimizer.batch=4', 'optimizer.schedule=cosine',
+    'optimizer.warmup_steps=20', 'compute.workers=0',
 ]  # fmt: skip
 
 
@@ -29,17 +32,19 @@ def test_four_photographs_are_learnt(photographs):
     source = PairSource(Photographs([photographs[name] for name in names]), config)
     torch.manual_seed(0)
     model = TrainingModel(config)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    optimizers = make_optimizers(model, config.optimizer)
     stream = BatchStream(source, 0)
     history: dict[str, list[float]] = {}
     for step in range(STEPS):
-        for group in optimizer.param_groups:
-            group['lr'] = 2e-3 * min(1, (step + 1) / 20, 1.5 * (1 - step / STEPS))
         batch = next(stream)
         loss, parts = model(batch.images, batch.source_to_target, step)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
+        rate = learning_rate(config.optimizer, step, step / STEPS)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group['lr'] = rate * group.get('factor', 1.0)
+            optimizer.step()
         for name, value in parts.items():
             history.setdefault(name, []).append(value.item())
 
@@ -48,10 +53,10 @@ def test_four_photographs_are_learnt(photographs):
 
     for name in ('location', 'score', 'descriptor', 'io', 'total'):
         assert mean(name, -20, None) < mean(name, 0, 3), name
-    assert mean('descriptor', -20, None) < 0.6 * mean('descriptor', 0, 10)
-    assert mean('location', -20, None) < 0.9 * mean('location', 0, 10)
+    assert mean('descriptor', -20, None) < 0.25 * mean('descriptor', 0, 3)
+    assert mean('location', -20, None) < 0.85 * mean('location', 0, 3)
     assert mean('recall', 0, 10) < 0.3
-    assert mean('recall', -20, None) > 0.6
+    assert mean('recall', -20, None) > 0.8
     # IO-Net's loss falls at once, to that of a constant answer, and its task grows with the share
     # of inliers. In the end it must do better than any answer that is the same for all pairs.
     answers = [io_losses(model, next(stream)) for _ in range(3)]
