@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from kp2d_core.training.config import TrainingConfig, override
 from kp2d_core.training.model import TrainingModel
 from kp2d_core.training.pairs import PairSource
 from kp2d_core.training.photographs import Photographs
+from kp2d_core.training.waiting import set_waiting
 
 
 def test_the_plain_way_computes_the_same_loss(photographs):
@@ -75,6 +77,18 @@ def test_both_ways_run_and_reply(tmp_path, capsys):
     assert bench.run(parser.parse_args(arguments)) == 0
     said = capsys.readouterr().out
     assert 'kp2d train' in said and 'waiting for data' in said
+
+
+def test_how_threads_wait_is_set_unless_the_user_did(monkeypatch):
+    for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT'):
+        monkeypatch.setenv(name, '')  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    set_waiting()
+    assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'
+    assert int(os.environ.pop('GOMP_SPINCOUNT')) > 0
+    os.environ['OMP_WAIT_POLICY'] = 'ACTIVE'
+    set_waiting()
+    assert os.environ['OMP_WAIT_POLICY'] == 'ACTIVE' and 'GOMP_SPINCOUNT' not in os.environ
 
 
 def test_crops_have_the_pixels_of_whole_images():
