@@ -108,7 +108,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter('verification_threshold', _S.verification_threshold,
               'Pixels that a match may be off that geometry.', range=(0.01, 100.0)),
     Parameter('max_missed', _S.max_missed, 'A track ends when it is missed in more than so many '
-              'frames in a row.', range=(0, 100)),
+              'frames in a row; one that was seen only once, at once.', range=(0, 100)),
     Parameter('max_gap', _S.max_gap, 'Seconds between two frames after which tracks begin anew.',
               range=(0.001, 3600.0)),
     # The overlay.
