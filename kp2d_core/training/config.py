@@ -45,10 +45,13 @@ class HomographyConfig:
     shift: float = 0.0
     inside: bool = True
     stretch: float = 1.0
+    upright: float = 0.0
 
     def __post_init__(self) -> None:
         if self.stretch < 1:
             raise ValueError(f'stretch must be 1 or more, got {self.stretch}')
+        if not 0 <= self.upright <= 1:
+            raise ValueError(f'upright must be from 0 to 1, got {self.upright}')
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class ComputeConfig:
     workers: int = 1
     cache_gb: float = 2.0
     channels_last: bool = True
-    precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
+    precision: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'float32'
     compile: bool = False
 
 

@@ -11,6 +11,7 @@ from kp2d_core.training.config import HomographyConfig
 
 Matrix = NDArray[np.float64]  # 3x3
 
+UPRIGHT = 45.0  # degrees, either way: what the paper trains
 ROTATION_DRAWS = 20  # until one fits into the target; then the patch is not rotated
 
 
@@ -22,6 +23,7 @@ def sample_source_to_target(
     Where the source's four corners come to lie in the target is what is drawn: a centred patch of
     `crop` of the target, made a symmetric trapezium in both directions, scaled, stretched in some
     direction as a plane is that is seen from aside, rotated, moved.
+    A share of `upright` is rotated by no more than UPRIGHT degrees.
     With `inside`, they all stay in the target; else up to `shift` pixels from the middle.
     """
     width, height = size
@@ -32,17 +34,20 @@ def sample_source_to_target(
     patch *= config.crop * random.uniform(*config.scale) * half
     if config.stretch > 1:
         patch = _stretch(patch, random.uniform(1, config.stretch), random.uniform(0, 180))
+    rotation = config.rotation
+    if config.upright and random.random() < config.upright:
+        rotation = min(rotation, UPRIGHT)
     if config.inside:
         patch = _shrink_into(patch, half)
         for _ in range(ROTATION_DRAWS):
-            rotated = _rotate(patch, random.uniform(-config.rotation, config.rotation))
+            rotated = _rotate(patch, random.uniform(-rotation, rotation))
             if (_extent(rotated) <= half).all():
                 patch = rotated
                 break
         patch -= (patch.max(axis=0) + patch.min(axis=0)) / 2
         patch += random.uniform(-1, 1, 2) * (half - _extent(patch))
     else:
-        patch = _rotate(patch, random.uniform(-config.rotation, config.rotation))
+        patch = _rotate(patch, random.uniform(-rotation, rotation))
         patch += random.uniform(-config.shift, config.shift, 2)
     return corners_to_corners(half + corners * half, half + patch)
 

@@ -17,6 +17,7 @@ from kp2d_core.errors import FileError
 from kp2d_core.training.allocator import keep_freed_memory
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
+from kp2d_core.training.growth import grow, grows_into
 from kp2d_core.training.interruption import Interruption
 from kp2d_core.training.model import MovingAverage, TrainingModel, to_checkpoint
 from kp2d_core.training.optimizer import make_optimizers
@@ -202,15 +203,18 @@ def kept_weights(model: TrainingModel, average: MovingAverage | None) -> dict[st
 
 
 def load_initial(model: TrainingModel, name: str) -> None:
+    """The weights of a model of the same shape, or of one that grows into it."""
     initial = load_checkpoint(find_checkpoint(name))
     wanted = model.network.architecture
-    if initial.architecture.parameter_shapes() != wanted.parameter_shapes():
+    weights = initial.weights
+    if grows_into(initial.architecture, wanted):
+        weights = grow(initial, wanted, model.config.seed)
+    elif initial.architecture.parameter_shapes() != wanted.parameter_shapes():
         raise FileError(
             f"'{name}' is a {initial.architecture.variant} network, "
             f"the recipe's is {wanted.variant}"
         )
-    weights = {key: torch.from_numpy(value) for key, value in initial.weights.items()}
-    model.network.load_state_dict(weights)
+    model.network.load_state_dict({key: torch.from_numpy(v) for key, v in weights.items()})
 
 
 def make_folder(path: Path) -> None:

@@ -10,6 +10,7 @@ from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.losses import total_loss
+from kp2d_core.training.precision import computing_type
 
 
 class TrainingModel(nn.Module):
@@ -37,8 +38,8 @@ class TrainingModel(nn.Module):
     def maps(self, images: Tensor) -> Maps:
         """Of uint8 images (2B, H, W, 3); in the configured precision, returned in float32."""
         device = images.device
-        precision = getattr(torch, self.config.compute.precision)
-        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+        kind = computing_type(self.config.compute.precision, device)
+        with torch.autocast(device.type, kind, enabled=kind != torch.float32):
             maps = self.network(normalise(images).contiguous(memory_format=self.memory_format))
         return Maps(*(value.float() for value in maps))
 
