@@ -14,6 +14,10 @@ from kp2d_core.matching import Matches, match
 Ints = NDArray[np.int64]
 
 CLEAR_RATIO = 0.8  # of descriptor distances: what a track that was missed must pass to come back
+# The reach within which tracks are looked for first: so many times as far as they moved last, and
+# so many pixels. If too small a share of as many as last is found there, they are anywhere.
+REACH_FACTOR, REACH_MARGIN = 2.0, 32.0
+FOUND_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,13 @@ class Known:
     def __getitem__(self, which: NDArray[Any]) -> Known:
         return Known(self.features[which], self.ids[which], self.ages[which], self.missed[which])
 
-    def without(self, rows: NDArray[np.intp]) -> Known:
-        rest = np.ones(len(self.ids), bool)
-        rest[rows] = False
-        return self[rest]
+
+def missed_again(known: Known, found: Matches, max_missed: int) -> Known:
+    """Those that were not found but may still come back."""
+    left = (known.ages > 0) & (known.missed < max_missed)
+    left[found.indices[found.inliers, 0]] = False
+    left_over = known[np.flatnonzero(left)]
+    return replace(left_over, missed=left_over.missed + 1)
 
 
 def join(first: Known, second: Known) -> Known:
@@ -54,6 +61,22 @@ def join(first: Known, second: Known) -> Known:
         np.concatenate([first.ages, second.ages]),
         np.concatenate([first.missed, second.missed]),
     )
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How the points moved from one frame to the next."""
+
+    points: int  # that were found again
+    reach: float  # pixels, within which nearly all of them will be found next time
+
+
+def motion_of(previous: Features, features: Features, matches: Matches) -> Motion | None:
+    before, now = matches.indices[matches.inliers].T
+    if not len(now):
+        return None
+    moved = np.hypot(*(features.keypoints[now] - previous.keypoints[before]).T)
+    return Motion(len(now), REACH_MARGIN + REACH_FACTOR * float(np.percentile(moved, 95)))
 
 
 class Tracker:
@@ -77,32 +100,33 @@ class Tracker:
         """Forget all tracks. Ids go on: one is never given twice."""
         self._previous: Known | None = None  # what the previous frame had
         self._missed: Known | None = None  # what it had not
+        self._motion: Motion | None = None
 
     def update(self, features: Features) -> Tracks:
         """The tracks of the next frame's features."""
         ids = np.full(len(features), -1, np.int64)
         ages = np.zeros(len(features), np.int64)
 
-        def go_on(tracks: Known, found: Matches, rows: NDArray[np.intp]) -> Known:
-            """Give the features in `rows` the tracks they were matched with; what is left."""
+        def go_on(tracks: Known, found: Matches, rows: NDArray[np.intp]) -> None:
+            """Give the features in `rows` the tracks they were matched with."""
             before, now = found.indices[found.inliers].T
             ids[rows[now]] = tracks.ids[before]
             ages[rows[now]] = tracks.ages[before] + 1
-            left = tracks.without(before)
-            return replace(left, missed=left.missed + 1)
 
         matches = match(features[:0], features)
         missed = self._missed
         if self._previous is not None:
-            matches = match(self._previous.features, features, **self.match_options)
-            lost = go_on(self._previous, matches, np.arange(len(features)))
-            if missed is not None:
+            matches = self._match_previous(self._previous.features, features)
+            go_on(self._previous, matches, np.arange(len(features)))
+            lost = missed_again(self._previous, matches, self.max_missed)
+            if missed is not None and len(missed.ids):
                 # With the features that are still without a track: too few for a geometry, but
                 # they must be clear.
                 free = np.flatnonzero(ids < 0)
                 found = match(missed.features, features[free], **self._options_for_missed())
-                lost = join(lost, go_on(missed, found, free))
-            missed = lost[(lost.ages > 0) & (lost.missed <= self.max_missed)]
+                go_on(missed, found, free)
+                lost = join(lost, missed_again(missed, found, self.max_missed))
+            missed = lost
 
         newborn = np.flatnonzero(ids < 0)
         ids[newborn] = self._next_id + np.arange(len(newborn))
@@ -110,6 +134,18 @@ class Tracker:
         self._previous = Known(features, ids, ages, np.zeros_like(ids))
         self._missed = missed
         return Tracks(ids, ages, matches)
+
+    def _match_previous(self, previous: Features, features: Features) -> Matches:
+        """Near where they were, if they move as they did; else anywhere."""
+        options = self.match_options
+        if self._motion is not None and options.get('radius') is None:
+            matches = match(previous, features, **{**options, 'radius': self._motion.reach})
+            if matches.inliers.sum() < FOUND_SHARE * self._motion.points:
+                matches = match(previous, features, **options)
+        else:
+            matches = match(previous, features, **options)
+        self._motion = motion_of(previous, features, matches)
+        return matches
 
     def _options_for_missed(self) -> dict[str, Any]:
         ratio = min(self.match_options.get('max_ratio') or 1.0, CLEAR_RATIO)

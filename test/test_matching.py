@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kp2d_core import Features, match
-from kp2d_core.matching import squared_distances
+from kp2d_core.neighbours import BAND, distance_factors
 from kp2d_core.verification import verify
 
 
@@ -75,11 +75,31 @@ def test_spatial_gate():
     assert len(match(first, second, radius=0.5)) == 0
 
 
+@pytest.mark.parametrize('mutual', [True, False])
+def test_a_radius_gives_what_comparing_all_and_then_looking_at_places_gives(mutual):
+    """Though it compares band by band."""
+    first, second = random_features(5 * BAND + 7, 4), random_features(4 * BAND, 5)
+    similarity = first.descriptors @ second.descriptors.T
+    apart = np.linalg.norm(first.keypoints[:, None] - second.keypoints[None], axis=2)
+    similarity[apart > 90] = -2
+    best = similarity.argmax(axis=1)
+    ordered = np.sort(np.sqrt(2 - 2 * similarity), axis=1)
+    expected = {
+        (i, int(j)) for i, j in enumerate(best)
+        if similarity[i, j] > -2 and ordered[i, 0] < 0.95 * ordered[i, 1]
+        and (not mutual or similarity[:, j].argmax() == i)
+    }  # fmt: skip
+    found = match(first, second, radius=90, max_ratio=0.95, mutual=mutual)
+    assert {(int(i), int(j)) for i, j in found.indices} == expected and len(expected) > 50
+    assert (np.diff(found.indices[:, 0]) > 0).all()
+
+
 def test_squared_distances():
     rng = np.random.default_rng(0)
     a, b = rng.uniform(0, 2000, (2, 50, 2)).astype(np.float32)
     expected = ((a[:, None].astype(np.float64) - b[None]) ** 2).sum(axis=2)
-    assert np.sqrt(squared_distances(a, b)) == pytest.approx(np.sqrt(expected), abs=0.02)
+    left, right = distance_factors(a, b)
+    assert np.sqrt(left @ right.T) == pytest.approx(np.sqrt(expected), abs=0.02)
 
 
 def test_nothing_to_match():
