@@ -121,6 +121,32 @@ def test_ids_over_a_long_random_stream_are_consistent():
             sightings[int(track)] = int(age) + 1
 
 
+def test_points_that_suddenly_move_far_are_followed():
+    t = tracker()
+    for shift in (0, 3, 6):
+        t.update(frame(*range(10), shift=shift))
+    far = t.update(frame(*range(10), shift=300))
+    assert far.ids.tolist() == list(range(10)) and (far.ages == 3).all()
+
+
+def test_a_twin_far_off_is_not_taken_for_a_point_that_moves_slowly():
+    t = tracker()
+    for shift in (0, 3):
+        t.update(frame(*range(8), shift=shift))
+    now = frame(*range(8), 0, shift=6)  # the last one is point 0's twin, and even more like it
+    now.keypoints[8] = [400, 300]
+    now.descriptors[0] = 0.9 * WORLD[0] + np.sqrt(1 - 0.9**2) * WORLD[20]
+    tracks = t.update(now)
+    assert tracks.ids.tolist() == [*range(8), 8]
+
+
+def test_a_radius_of_the_user_is_kept_to():
+    t = tracker(radius=50.0)
+    for shift in (0, 3, 6):
+        t.update(frame(*range(10), shift=shift))
+    assert (t.update(frame(*range(10), shift=90)).ages == 0).all()
+
+
 def test_bad_option():
     with pytest.raises(ValueError, match='max_missed'):
         Tracker(max_missed=-1)

@@ -138,6 +138,11 @@ def test_training_goes_on_from_a_model(finished, data, tmp_path, capsys):
     model = str(finished / 'best.safetensors')
     code, output = run(command(data, tmp_path / 'a', '--steps', '2', '--init', model))
     assert code == 0, output
+    wider = ['network.width=8', 'network.descriptor_size=32']
+    arguments = command(data, tmp_path / 'wide', '--steps', '2', '--init', model, settings=wider)
+    code, output = run(arguments)
+    assert code == 0, output
+    assert load_checkpoint(tmp_path / 'wide' / 'last.safetensors').architecture.width == 8
     other = ['network.width=8']
     arguments = command(data, tmp_path / 'b', '--steps', '2', '--init', model, settings=other)
     assert main(arguments) == 2

@@ -153,6 +153,16 @@ def test_mild_homographies_move_no_pixel_far():
         assert np.abs(warp_points(matrix, centre) - centre).max() <= 8.01
 
 
+def test_a_share_stays_upright():
+    config = HomographyConfig(1.0, (1, 1), 180.0, 0.0, 0.0, False, upright=0.6)
+    random = np.random.default_rng(0)
+    matrices = [sample_source_to_target(random, (64, 48), config) for _ in range(400)]
+    angles = np.array([np.rad2deg(np.arctan2(m[1, 0], m[0, 0])) for m in matrices])
+    expected = 0.6 + 0.4 * 45 / 180
+    assert np.mean(np.abs(angles) <= 45) == pytest.approx(expected, abs=0.06)
+    assert np.abs(angles).max() > 160
+
+
 def test_stretch_shortens_one_direction_and_keeps_the_area():
     config = HomographyConfig(1.0, (1, 1), 0.0, 0.0, 0.0, False, stretch=3.0)
     ratios = []

@@ -16,6 +16,7 @@ from kp2d_core.training.config import TrainingConfig, override
 from kp2d_core.training.model import TrainingModel
 from kp2d_core.training.pairs import PairSource
 from kp2d_core.training.photographs import Photographs
+from kp2d_core.training.precision import computing_type
 from kp2d_core.training.waiting import set_waiting
 
 
@@ -93,6 +94,23 @@ def test_how_threads_wait_is_set_unless_the_user_did(monkeypatch):
 
 def test_crops_have_the_pixels_of_whole_images():
     assert bench.CROPS * bench.CROP[0] * bench.CROP[1] == bench.WHOLE[0] * bench.WHOLE[1]
+
+
+def test_automatic_precision_is_bfloat16_only_where_it_is_multiplied(monkeypatch):
+    cpu = torch.device('cpu')
+    for capabilities, expected in (
+        ({'avx512_f': True, 'avx512_bf16': False}, torch.float32),
+        ({'avx512_bf16': True}, torch.bfloat16),
+        ({'amx_bf16': True}, torch.bfloat16),
+    ):
+        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda c=capabilities: c, raising=False)
+        computing_type.cache_clear()
+        assert computing_type('auto', cpu) is expected
+        assert computing_type('float32', cpu) is torch.float32
+    monkeypatch.delattr(torch.cpu, 'get_capabilities')  # torch before 2.10
+    computing_type.cache_clear()
+    assert computing_type('auto', cpu) is torch.float32
+    computing_type.cache_clear()
 
 
 def test_mixed_precision_computes_nearly_the_same_loss(photographs):

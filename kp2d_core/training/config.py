@@ -128,6 +128,11 @@ class OptimizerConfig:
     steps: int = 0
     ema: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ('batch', 'learning_rate', 'kernel_rate'):
+            if not getattr(self, name) > 0:
+                raise ValueError(f'optimizer.{name} must be above 0, got {getattr(self, name)}')
+
 
 @dataclass(frozen=True)
 class ComputeConfig:
