@@ -20,5 +20,5 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == 'cuda':
         return torch.cuda.get_device_capability(device) >= (8, 0)
     # Only x86 says what it has; torch before 2.10 says nothing.
-    capabilities = getattr(torch.cpu, 'get_capabilities', dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, 'get_capabilities', dict)()
     return any(capabilities.get(name) for name in ('avx512_bf16', 'amx_bf16'))
