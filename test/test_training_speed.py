@@ -78,6 +78,7 @@ def test_both_ways_run_and_reply(tmp_path, capsys):
     assert bench.run(parser.parse_args(arguments)) == 0
     said = capsys.readouterr().out
     assert 'kp2d train' in said and 'waiting for data' in said
+    assert 'in float32 (plain), in float32 (kp2d train)' in said  # the paper's, not auto
 
 
 def test_how_threads_wait_is_set_unless_the_user_did(monkeypatch):

@@ -51,11 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import torch
+
     from kp2d_core.training.config import load_config
+    from kp2d_core.training.precision import computing_type
     from kp2d_core.training.recipes import find_recipe
 
     config = find_recipe(args.config)
-    load_config(config)  # a mistake in it is told here, not in a child
+    recipe = load_config(config)  # a mistake in it is told here, not in a child
     settings = Settings(config, args.data, args.batch, args.threads)
     with Worker('plain', settings) as plain, Worker('kp2d', settings) as ours:
         for _ in tqdm(range(args.steps + 2), unit='round'):  # in turns: both meet the same machine
@@ -66,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         f'{pixels:,} pixels in a step: {args.batch} pairs of {WHOLE[0]}x{WHOLE[1]} (plain), '
         f'{CROPS * args.batch} of {CROP[0]}x{CROP[1]} (kp2d train)'
     )
+    kind = computing_type(recipe.compute.precision, torch.device('cpu'))
+    print(f'the network computes in float32 (plain), in {str(kind)[6:]} (kp2d train)')
     print(f'{"":16}{"pixels/s":>12}{"s/step":>10}{"CPU s/step":>12}')
     for name, worker in (('plain', plain), ('kp2d train', ours)):
         wall, cpu = worker.wall(), worker.cpu()
