@@ -1,46 +1,79 @@
-"""A first look: match two views of photographs that scikit-image ships, and save the overlays."""
+"""A first look: match two views of photographs that scikit-image ships, and save the overlays.
+
+With --hard, views that break descriptors: right matches are green, wrong ones red.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from kp2d_core.detector import KeypointDetector
+from kp2d_core.evaluation.metrics import correct_matches
 from kp2d_core.images import Image
 from kp2d_core.matching import match
 from kp2d_core.visualize import draw_keypoints, draw_matches, write_image
 
 PHOTOGRAPHS = ('astronaut', 'coffee', 'chelsea', 'rocket')
+# Photograph -> degrees turned, times enlarged, times narrower, as a plane is seen from aside.
+HARD = {'gravel': (70, 2.5, 1.0), 'coffee': (40, 3.0, 1.0), 'astronaut': (10, 1.0, 3.5)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('-o', '--output', type=Path, default=Path('out'), help='default: out')
     parser.add_argument('--model', default='small', help='default: small')
+    parser.add_argument('--hard', action='store_true', help='views that break descriptors')
     args = parser.parse_args()
-
-    from skimage import data
 
     detector = KeypointDetector.load(args.model)
     print(f'{args.model} on {detector.runtime.description}')
+    (show_hard if args.hard else show)(detector, args.output)
+    print(f'overlays in {args.output.resolve()}')
+    return 0
+
+
+def show(detector: KeypointDetector, output: Path) -> None:
     for name in PHOTOGRAPHS:
-        image: Image = getattr(data, name)()
+        image = photograph(name)
         view = second_view(image)
         first, second = (detector.detect(i, max_keypoints=500) for i in (image, view))
         matches = match(first, second, verification='homography')
-        write_image(args.output / f'{name}-keypoints.png', draw_keypoints(image, first))
+        write_image(output / f'{name}-keypoints.png', draw_keypoints(image, first))
         write_image(
-            args.output / f'{name}-matches.png', draw_matches(image, view, first, second, matches)
+            output / f'{name}-matches.png', draw_matches(image, view, first, second, matches)
         )
         print(
             f'{name:10} {len(first)} keypoints, {len(matches)} matches, '
             f'{int(matches.inliers.sum())} inliers'
         )
-    print(f'overlays in {args.output.resolve()}')
-    return 0
+
+
+def show_hard(detector: KeypointDetector, output: Path) -> None:
+    for name, how in HARD.items():
+        image = photograph(name)
+        view, there = hard_view(image, *how)
+        first, second = (detector.detect(i, max_keypoints=500) for i in (image, view))
+        found = match(first, second)
+        before, now = found.indices.T
+        right = correct_matches(first.keypoints[before], second.keypoints[now], there)
+        matches = replace(found, inliers=right)
+        write_image(
+            output / f'{name}-hard.png', draw_matches(image, view, first, second, matches)
+        )
+        print(f'{name:10} {len(found)} matches, {int(right.sum())} right')
+
+
+def photograph(name: str) -> Image:
+    from skimage import data
+
+    image = getattr(data, name)()
+    return np.asarray(image if image.ndim == 3 else np.stack([image] * 3, axis=2), np.uint8)
 
 
 def second_view(image: Image) -> Image:
@@ -51,6 +84,17 @@ def second_view(image: Image) -> Image:
     homography = cv2.getPerspectiveTransform(corners, moved)
     view = cv2.warpPerspective(image, homography, (width, height), borderMode=cv2.BORDER_REFLECT)
     return np.asarray(cv2.convertScaleAbs(view, alpha=0.8, beta=10), np.uint8)
+
+
+def hard_view(
+    image: Image, degrees: float, enlarged: float, narrower: float
+) -> tuple[Image, NDArray[np.float64]]:
+    """The photograph turned and closer around its middle, and narrower; where its pixels are."""
+    height, width = image.shape[:2]
+    turn = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), degrees, enlarged)
+    squeeze = np.array([[1 / narrower, 0, (width - 1) / 2 * (1 - 1 / narrower)], [0, 1, 0]])
+    there = np.vstack([squeeze, [0, 0, 1]]) @ np.vstack([turn, [0, 0, 1]])
+    return np.asarray(cv2.warpPerspective(image, there, (width, height)), np.uint8), there
 
 
 if __name__ == '__main__':
