@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,7 @@ def match(
     verification: Method = 'none',
     threshold: float = 3.0,
     intrinsics: NDArray[np.float64] | None = None,
+    undistort: Callable[[Float], Float] | None = None,
 ) -> Matches:
     """Nearest neighbours of the first set's descriptors in the second.
 
@@ -49,6 +51,7 @@ def match(
     verification  'none', 'homography', 'fundamental' or 'essential' (needs `intrinsics`)
     threshold     of the verification, in pixels
     intrinsics    3x3 camera matrix of both images
+    undistort     takes pixels (M, 2) to those of a camera without distortion, for the verification
     """
     _check_options(first, second, max_ratio, max_distance, radius, predicted)
     if not len(first) or not len(second):
@@ -70,15 +73,34 @@ def match(
         keep &= _distance(found.best) < max_ratio * _distance(found.runner_up)
 
     rows = np.flatnonzero(keep)
+    if mutual:
+        rows = _one_each(rows, found.nearest)
     indices = np.stack([rows, found.nearest[rows]], axis=1)
     inliers, model = verify(
-        first.keypoints[indices[:, 0]],
-        second.keypoints[indices[:, 1]],
+        *places(first, second, indices, undistort),
         verification,
         threshold=threshold,
         intrinsics=intrinsics,
     )
     return Matches(indices, _distance(found.best[rows]), inliers, model)
+
+
+def places(
+    first: Features,
+    second: Features,
+    indices: NDArray[np.intp],
+    undistort: Callable[[Float], Float] | None,
+) -> tuple[Float, Float]:
+    """Where the matched points (M, 2) are in the two images, undistorted if so wished."""
+    a, b = first.keypoints[indices[:, 0]], second.keypoints[indices[:, 1]]
+    return (a, b) if undistort is None else (undistort(a), undistort(b))
+
+
+def _one_each(rows: NDArray[np.intp], nearest: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of rows that are equally near to the same one, as copies are, the first."""
+    if not len(rows) or np.bincount(nearest[rows]).max() < 2:
+        return rows
+    return rows[np.sort(np.unique(nearest[rows], return_index=True)[1])]
 
 
 def _distance(similarity: Float) -> Float:

@@ -13,11 +13,9 @@ from kp2d_core.matching import Matches, match
 
 Ints = NDArray[np.int64]
 
-CLEAR_RATIO = 0.8  # of descriptor distances: what a track that was missed must pass to come back
-# The reach within which tracks are looked for first: so many times as far as they moved last, and
-# so many pixels. If too small a share of as many as last is found there, they are anywhere.
-REACH_FACTOR, REACH_MARGIN = 2.0, 32.0
-FOUND_SHARE = 0.8
+# How clear a track that was missed must be to come back, having no geometry to agree with: so much
+# nearer than the second nearest descriptor, and so near.
+CLEAR_RATIO, CLEAR_DISTANCE = 0.8, 1.0
 
 
 @dataclass(frozen=True)
@@ -63,30 +61,13 @@ def join(first: Known, second: Known) -> Known:
     )
 
 
-@dataclass(frozen=True)
-class Motion:
-    """How the points moved from one frame to the next."""
-
-    points: int  # that were found again
-    reach: float  # pixels, within which nearly all of them will be found next time
-
-
-def motion_of(previous: Features, features: Features, matches: Matches) -> Motion | None:
-    before, now = matches.indices[matches.inliers].T
-    if not len(now):
-        return None
-    moved = np.hypot(*(features.keypoints[now] - previous.keypoints[before]).T)
-    return Motion(len(now), REACH_MARGIN + REACH_FACTOR * float(np.percentile(moved, 95)))
-
-
 class Tracker:
     """Gives features of successive frames their track ids.
 
     A track is born with an unmatched feature, goes on while it is matched, and ends after it was
     missed in more than `max_missed` successive frames; at once if it was seen only once, as most
     that are never seen again. Other keyword arguments are `match`'s. Outliers of its verification
-    do not continue a track. Without a `radius`, a track is looked for as far away as tracks moved
-    last, which takes a third of the time; and everywhere when many are not found there.
+    do not continue a track.
     """
 
     def __init__(self, max_missed: int = 2, **match_options: Any) -> None:
@@ -101,7 +82,6 @@ class Tracker:
         """Forget all tracks. Ids go on: one is never given twice."""
         self._previous: Known | None = None  # what the previous frame had
         self._missed: Known | None = None  # what it had not
-        self._motion: Motion | None = None
 
     def update(self, features: Features) -> Tracks:
         """The tracks of the next frame's features."""
@@ -117,7 +97,7 @@ class Tracker:
         matches = match(features[:0], features)
         missed = self._missed
         if self._previous is not None:
-            matches = self._match_previous(self._previous.features, features)
+            matches = match(self._previous.features, features, **self.match_options)
             go_on(self._previous, matches, np.arange(len(features)))
             lost = missed_again(self._previous, matches, self.max_missed)
             if missed is not None and len(missed.ids):
@@ -136,18 +116,8 @@ class Tracker:
         self._missed = missed
         return Tracks(ids, ages, matches)
 
-    def _match_previous(self, previous: Features, features: Features) -> Matches:
-        """Near where they were, if they move as they did; else anywhere."""
-        options = self.match_options
-        if self._motion is not None and options.get('radius') is None:
-            matches = match(previous, features, **{**options, 'radius': self._motion.reach})
-            if matches.inliers.sum() < FOUND_SHARE * self._motion.points:
-                matches = match(previous, features, **options)
-        else:
-            matches = match(previous, features, **options)
-        self._motion = motion_of(previous, features, matches)
-        return matches
-
     def _options_for_missed(self) -> dict[str, Any]:
-        ratio = min(self.match_options.get('max_ratio') or 1.0, CLEAR_RATIO)
-        return {**self.match_options, 'verification': 'none', 'max_ratio': ratio}
+        options = self.match_options
+        ratio = min(options.get('max_ratio') or CLEAR_RATIO, CLEAR_RATIO)
+        distance = min(options.get('max_distance') or CLEAR_DISTANCE, CLEAR_DISTANCE)
+        return {**options, 'verification': 'none', 'max_ratio': ratio, 'max_distance': distance}

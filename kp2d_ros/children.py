@@ -8,9 +8,7 @@ import subprocess
 import sys
 from typing import IO, Any
 
-# Matching is one product of small matrices: a second BLAS thread gains little where the model
-# leaves it a core, and where it does not both wait for each other.
-ENVIRONMENT = {'OPENBLAS_NUM_THREADS': '1'}
+from kp2d_ros.blas import ENVIRONMENT
 
 
 def start_node(

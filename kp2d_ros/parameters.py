@@ -101,8 +101,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter('match_distance', _S.match_distance, 'Keep a match up to this descriptor distance; '
               '0: off.', range=(0.0, 2.0)),
     Parameter('search_radius', _S.search_radius, 'Look for a match within so many pixels of where '
-              'the keypoint was; 0: as far as they moved last, or everywhere.',
-              range=(0.0, 10_000.0)),
+              'the keypoint was; 0: everywhere.', range=(0.0, 10_000.0)),
     Parameter('verification', _S.verification, 'Geometry that matches must agree with; auto: '
               'essential with a calibrated camera_info, else fundamental.',
               choices=('auto', *METHODS)),

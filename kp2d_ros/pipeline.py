@@ -129,9 +129,6 @@ class Pipeline:
         self, features: Features, camera: CameraModel | None, settings: Settings
     ) -> tuple[Tracks, str]:
         method, options = _verification(settings, camera, features.image_size)
-        if method == 'essential' and camera is not None:
-            # One camera matrix describes undistorted pixels only.
-            features = replace(features, keypoints=camera.undistorted(features.keypoints))
         self._tracker.max_missed = settings.max_missed
         self._tracker.match_options = {
             'mutual': True,
@@ -153,7 +150,8 @@ def _verification(
         method = 'essential' if usable else 'fundamental'
     options = {'verification': method, 'threshold': settings.verification_threshold}
     if method == 'essential' and camera is not None:
-        options['intrinsics'] = camera.matrix
+        # One camera matrix describes undistorted pixels only.
+        options |= {'intrinsics': camera.matrix, 'undistort': camera.undistorted}
     return method, options
 
 

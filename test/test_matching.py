@@ -94,6 +94,32 @@ def test_a_radius_gives_what_comparing_all_and_then_looking_at_places_gives(mutu
     assert (np.diff(found.indices[:, 0]) > 0).all()
 
 
+def test_copies_are_matched_once():
+    first = make([[1, 0, 0]] * 4 + [[0, 1, 0]])
+    matches = match(first, make([[1, 0, 0], [0, 1, 0]]))
+    assert matches.indices.tolist() == [[0, 0], [4, 1]]
+
+
+def test_distortion_is_taken_off_for_the_verification_alone():
+    first, second = two_views(0)
+    descriptors = np.random.default_rng(1).normal(size=(200, 32))
+
+    def distort(points):
+        return (points - 320) * (1 + 3e-7 * ((points - 320) ** 2).sum(1, keepdims=True)) + 320
+
+    def undistort(points):
+        back = points
+        for _ in range(20):
+            back = (points - 320) / (1 + 3e-7 * ((back - 320) ** 2).sum(1, keepdims=True)) + 320
+        return back
+
+    views = make(descriptors, distort(first)), make(descriptors, distort(second))
+    options = {'verification': 'essential', 'intrinsics': CAMERA, 'threshold': 1.0}
+    assert match(*views, **options, undistort=undistort).inliers[:160].mean() > 0.95
+    near = match(*views, radius=1.0, predicted=distort(second), **options, undistort=undistort)
+    assert len(near) == 200  # pixels as they are
+
+
 def test_squared_distances():
     rng = np.random.default_rng(0)
     a, b = rng.uniform(0, 2000, (2, 50, 2)).astype(np.float32)

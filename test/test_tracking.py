@@ -121,30 +121,62 @@ def test_ids_over_a_long_random_stream_are_consistent():
             sightings[int(track)] = int(age) + 1
 
 
-def test_points_that_suddenly_move_far_are_followed():
-    t = tracker()
-    for shift in (0, 3, 6):
-        t.update(frame(*range(10), shift=shift))
-    far = t.update(frame(*range(10), shift=300))
-    assert far.ids.tolist() == list(range(10)) and (far.ages == 3).all()
-
-
-def test_a_twin_far_off_is_not_taken_for_a_point_that_moves_slowly():
-    t = tracker()
-    for shift in (0, 3):
-        t.update(frame(*range(8), shift=shift))
-    now = frame(*range(8), 0, shift=6)  # the last one is point 0's twin, and even more like it
-    now.keypoints[8] = [400, 300]
-    now.descriptors[0] = 0.9 * WORLD[0] + np.sqrt(1 - 0.9**2) * WORLD[20]
-    tracks = t.update(now)
-    assert tracks.ids.tolist() == [*range(8), 8]
-
-
 def test_a_radius_of_the_user_is_kept_to():
     t = tracker(radius=50.0)
     for shift in (0, 3, 6):
         t.update(frame(*range(10), shift=shift))
     assert (t.update(frame(*range(10), shift=90)).ages == 0).all()
+
+
+def sideways(step: int) -> Features:
+    """A camera that moves sideways: 576 far points move by 1 to 3 px a frame, 24 near ones by 62
+    to 83 px."""
+    rng = np.random.default_rng(7)
+    far, near = rng.uniform([0, 0], [640, 480], (576, 2)), rng.uniform([0, 0], [640, 480], (24, 2))
+    speeds = np.concatenate([rng.uniform(1, 3, 576), rng.uniform(62, 83, 24)])
+    points = np.concatenate([far, near])
+    points[:, 0] = (points[:, 0] + speeds * step) % 1280 - 320
+    points += np.random.default_rng(step).normal(0, 0.3, points.shape)
+    descriptors = rng.normal(size=(600, 64)).astype(np.float32)
+    descriptors += 0.3 * np.random.default_rng([step, 1]).normal(size=(600, 64))
+    descriptors /= np.linalg.norm(descriptors, axis=1, keepdims=True)
+    scores = np.linspace(1, 0.5, 600)
+    return Features(*(a.astype(np.float32) for a in (points, scores, descriptors)), (640, 480))
+
+
+@pytest.mark.parametrize('verification', ['fundamental', 'none'])
+def test_few_near_points_that_move_fast_are_followed_too(verification):
+    """They say most about the camera's motion."""
+    t = Tracker(verification=verification, threshold=2.0)
+    for step in range(6):
+        tracks = t.update(sideways(step))
+        if step:
+            where = sideways(step).keypoints[576:, 0] - sideways(step - 1).keypoints[576:, 0]
+            steady = where > 0  # did not leave on one side to come back on the other
+            assert (tracks.ids[576:][steady] == np.arange(576, 600)[steady]).mean() > 0.8
+            assert (tracks.ids[:576] == np.arange(576)).mean() > 0.9
+            inliers = tracks.matches.indices[tracks.matches.inliers]
+            assert np.isin(np.flatnonzero(steady) + 576, inliers[:, 1]).mean() > 0.8
+            assert len(np.unique(tracks.matches.indices[:, 0])) == len(tracks.matches)
+            assert len(np.unique(tracks.matches.indices[:, 1])) == len(tracks.matches)
+
+
+def test_what_moves_on_its_own_is_reported_but_is_no_inlier():
+    t = Tracker(verification='fundamental', threshold=2.0)
+    for step in range(4):
+        features = sideways(step)
+        features.keypoints[560:576, 1] = 40 + 80 * step  # a car that crosses
+        tracks = t.update(features)
+    crossing = np.isin(tracks.matches.indices[:, 1], np.arange(560, 576))
+    assert crossing.sum() > 12 and tracks.matches.inliers[crossing].mean() < 0.2
+
+
+def test_a_missed_track_is_not_given_to_the_only_point_that_is_left():
+    t = Tracker()
+    t.update(frame(0, 1))
+    t.update(frame(0, 1))
+    t.update(frame(1))
+    assert t.update(frame(1, 9)).ids.tolist() == [1, 2]  # 9 is not like 0 at all
 
 
 def test_bad_option():
