@@ -26,6 +26,7 @@ ifndef TOPIC  # a running robot has settings of its own
 export ROS_AUTOMATIC_DISCOVERY_RANGE ?= LOCALHOST
 # Without it Fast DDS loses many of the large messages even on one machine.
 export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
+export FASTDDS_DEFAULT_PROFILES_FILE ?= $(FASTRTPS_DEFAULT_PROFILES_FILE)
 endif
 
 .PHONY: help run test lint bench clean

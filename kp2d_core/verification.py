@@ -47,6 +47,14 @@ def verify(
         return np.ones(len(first), bool), None
     if not threshold > 0:
         raise ValueError(f'threshold must be above 0 px, got {threshold}')
+    finite = np.isfinite(np.hstack([first, second])).all(axis=1)
+    if not finite.all():  # a lens of more than 180 degrees sees what has no place in a plane
+        some, geometry = verify(
+            first[finite], second[finite], method, threshold=threshold, intrinsics=intrinsics
+        )
+        agreeing = np.zeros(len(first), bool)
+        agreeing[finite] = some
+        return agreeing, geometry
     if len(first) < MINIMUM_POINTS[method]:
         return np.zeros(len(first), bool), None
 

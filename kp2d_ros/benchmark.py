@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from kp2d_core.commands.arguments import positive
 from kp2d_core.files import atomic_write
-from kp2d_ros.share import shared_file
+from kp2d_ros.share import use_fastdds_profile
 from kp2d_ros.statistics import WINDOW
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
-    os.environ.setdefault('FASTRTPS_DEFAULT_PROFILES_FILE', str(shared_file('config/fastdds.xml')))
+    use_fastdds_profile()
     report: dict[str, Any] = {
         'machine': f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores',
         'load': os.getloadavg()[0],

@@ -22,6 +22,9 @@ _MODELS = {
 }
 
 
+WIDEST = np.deg2rad(89)  # from the axis; beyond, x / z says nothing
+
+
 @dataclass(frozen=True)
 class CameraModel:
     """Intrinsics of images of one size. Equal if all values are."""
@@ -37,12 +40,18 @@ class CameraModel:
         return np.array(self.intrinsics, np.float64).reshape(3, 3)
 
     def bearings(self, points: Float) -> Float:
-        """(N, 2) pixels -> (N, 2) rectified (x / z, y / z): the ray of a point is (x, y, 1)."""
+        """(N, 2) pixels -> (N, 2) rectified (x / z, y / z): the ray of a point is (x, y, 1).
+
+        NaN where a wide lens sees what is beside the camera or behind it.
+        """
         return self._undistort(points, rotation=np.array(self.rotation).reshape(3, 3))
 
     def undistorted(self, points: Float) -> Float:
-        """(N, 2) pixels -> the pixels of a camera with the same K and no distortion."""
-        if not any(self.distortion):
+        """(N, 2) pixels -> the pixels of a camera with the same K and no distortion; NaN as above.
+
+        An equidistant lens is no such camera even if all its coefficients are 0.
+        """
+        if not self.fisheye and not any(self.distortion):
             return points
         return self._undistort(points, projection=self.matrix)
 
@@ -60,7 +69,22 @@ class CameraModel:
             np.asarray(points, np.float64)[:, None], self.matrix, coefficients,
             R=rotation, P=projection,
         )  # fmt: skip
-        return np.asarray(result, np.float32).reshape(-1, 2)
+        undistorted = np.asarray(result, np.float32).reshape(-1, 2)
+        if self.fisheye:
+            undistorted[self._sideways(points)] = np.nan
+        return undistorted
+
+    def _sideways(self, points: Float) -> NDArray[np.bool_]:
+        """Which rays are (nearly) at 90 degrees to the axis or beyond: no pixel is theirs."""
+        fx, _, cx, _, fy, cy, *_ = self.intrinsics
+        angle = np.hypot((points[:, 0] - cx) / fx, (points[:, 1] - cy) / fy)  # distorted
+        theta = np.linspace(0, WIDEST, 512)
+        k1, k2, k3, k4 = self.distortion or (0.0,) * 4
+        distorted = theta * (
+            1 + k1 * theta**2 + k2 * theta**4 + k3 * theta**6 + k4 * theta**8
+        )
+        # OpenCV takes none beyond 90 degrees, nor where the polynomial has turned back.
+        return np.asarray(angle >= min(distorted.max(), np.pi / 2))
 
 
 def camera_model(info: Any) -> CameraModel | None:

@@ -35,8 +35,9 @@ class CameraNode(Node):
     ) -> None:
         super().__init__(name, namespace=namespace, **options)
         self.finished = Future()  # done with an exit code after the last picture
-        source = self._declare(
-            'source', '', 'A folder, image, video or bag, or webcam; empty: a moving view.')
+        source = str(self._declare(
+            'source', '', 'A folder, image, video or bag, or webcam, or the number of one; '
+            'empty: a moving view.', dynamic_typing=True))
         topic = self._declare('topic', '', 'Of the images in a bag; empty: the first.')
         rate = self._declare('rate', 0.0, 'Hz; 0: as recorded, or 30.', range=(0.0, 1000.0))
         self._loop = self._declare('loop', True, 'Begin anew after the last picture.')
@@ -73,9 +74,14 @@ class CameraNode(Node):
         )
 
     def _declare(
-        self, name: str, default: Any, description: str, range: tuple[float, float] | None = None
+        self,
+        name: str,
+        default: Any,
+        description: str,
+        range: tuple[float, float] | None = None,
+        **options: Any,
     ) -> Any:
-        descriptor = ParameterDescriptor(description=description, read_only=True)
+        descriptor = ParameterDescriptor(description=description, read_only=True, **options)
         if range is not None and isinstance(default, float):
             descriptor.floating_point_range = [
                 FloatingPointRange(from_value=range[0], to_value=range[1])

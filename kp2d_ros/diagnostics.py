@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
-from kp2d_ros.statistics import Statistics, Summary
+from kp2d_ros.statistics import Summary
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 STATUS_SUFFIX = ': keypoints'  # of a status's name, after the node's
@@ -24,7 +24,8 @@ class Health:
     since_image: float | None = None  # seconds since the last one; None: never
     publishers: int = 0
     incompatible: str = ''  # the QoS policy that keeps a publisher from being heard
-    uncalibrated: str = ''  # why camera_info, though asked for, is not used
+    bad_camera_info: str = ''  # why the last camera_info cannot be used
+    uncalibrated: str = ''  # why there is no calibration for the last frame, though asked for
     last_problem: str = ''  # the last damaged frame or failure, in a sentence
     runtime: str = ''
     resets: dict[str, int] = field(default_factory=dict)
@@ -33,13 +34,12 @@ class Health:
 def status(
     name: str,
     health: Health,
-    statistics: Statistics,
+    counts: dict[str, int],
+    summary: Summary,
     before: dict[str, int],
 ) -> DiagnosticStatus:
     """`before`: the counts at the last report; warnings are about what happened since."""
-    counts = statistics.counts()
     since = {key: value - before.get(key, 0) for key, value in counts.items()}
-    summary = statistics.summary()
     level, message = assess(health, since, summary)
     values: dict[str, object] = {
         'image topic': health.topic,
@@ -52,7 +52,7 @@ def status(
         'inlier ratio': f'{summary.inlier_ratio:.3f}',
         'runtime': health.runtime or 'not loaded',
         **{f'frames {key}': value for key, value in counts.items()},
-        **{f'reset: {reason}': count for reason, count in health.resets.items()},
+        **{f'reset: {reason}': count for reason, count in dict(health.resets).items()},
         'last problem': health.last_problem or 'none',
     }
     return DiagnosticStatus(
@@ -88,8 +88,8 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> tuple[byt
         return OK, 'disabled by the service'
     if not health.wanted:
         return OK, 'idle: nobody subscribes'
-    if health.uncalibrated:
-        return WARN, health.uncalibrated
+    if health.bad_camera_info or health.uncalibrated:
+        return WARN, health.bad_camera_info or health.uncalibrated
     arrived = since['received'] + since['lost']
     if since['lost'] > 0.1 * arrived:
         return WARN, (

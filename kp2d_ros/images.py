@@ -16,6 +16,8 @@ from kp2d_core.images import Image
 
 Decoder = Callable[[Any], Image]
 
+_BIG = int(sys.byteorder == 'big')
+
 
 def image_decoder() -> tuple[Decoder, str]:
     """What decodes sensor_msgs/Image here, and a sentence that says which it is and why."""
@@ -41,6 +43,9 @@ def bridge_decoder(bridge: Any) -> Decoder:
         if encoding not in _BRIDGED or message.width < 1 or message.height < 1:
             return decode(message)
         channels, depth, _ = PACKED[encoding]
+        # Rows that are no whole number of pixels, and bytes to be swapped, it gets wrong.
+        if message.step % (channels * depth) or (depth > 1 and message.is_bigendian != _BIG):
+            return decode(message)
         rows_of(message, message.height, message.width * channels * depth)  # it checks less itself
         try:
             return np.asarray(bridge.imgmsg_to_cv2(message, _BRIDGED[encoding]), np.uint8)
@@ -60,9 +65,9 @@ def _probe(decoder: Decoder) -> None:
     """Raise unless a small padded image comes out as it should."""
     from sensor_msgs.msg import Image as ImageMessage
 
-    rows = np.arange(2 * 8, dtype=np.uint8).reshape(2, 8)
-    message = ImageMessage(height=2, width=2, encoding='bgr8', step=8)
-    message.is_bigendian = int(sys.byteorder == 'big')
+    rows = np.arange(2 * 9, dtype=np.uint8).reshape(2, 9)
+    message = ImageMessage(height=2, width=2, encoding='bgr8', step=9)
+    message.is_bigendian = _BIG
     message.data = rows.tobytes()
     if not np.array_equal(decoder(message), rows[:, :6].reshape(2, 2, 3)[..., ::-1]):
         raise ValueError('it gives wrong pixels')

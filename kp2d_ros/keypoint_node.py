@@ -49,6 +49,7 @@ class KeypointNode(LifecycleNode):
         self.add_post_set_parameters_callback(self._parameters_changed)
 
         self._detector: KeypointDetector | None = None
+        self._pipeline: Pipeline | None = None
         self._mask: Any = None
         self._outputs: Outputs | None = None
         self._worker: Worker | None = None
@@ -86,19 +87,20 @@ class KeypointNode(LifecycleNode):
             self.get_logger().error(f'cannot load the model: {error}')
             return TransitionCallbackReturn.FAILURE
         self._health.runtime = self._detector.runtime.description
+        self._pipeline = Pipeline(self._detector, self._mask)
         self._outputs = Outputs(self)
         self.get_logger().info(f'loaded {values["model"]}: {self._health.runtime}')
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        assert self._detector is not None and self._outputs is not None
+        assert self._pipeline is not None and self._outputs is not None
         result = super().on_activate(state)
         decode: Decoder = decode_compressed
         if self._values['image_transport'] == 'raw':
             decode, how = image_decoder()
             self.get_logger().info(how, once=True)
         self._worker = Worker(
-            Pipeline(self._detector, self._mask),
+            self._pipeline,
             decode=decode,
             settings=lambda: self._settings,
             publish=self._publish,
@@ -114,6 +116,8 @@ class KeypointNode(LifecycleNode):
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._stop()
+        if self._pipeline is not None:
+            self._pipeline.reset('deactivated')
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -171,7 +175,7 @@ class KeypointNode(LifecycleNode):
     def _free(self) -> None:
         if self._outputs is not None:
             self._outputs.destroy()
-        self._outputs = self._detector = self._mask = self._camera = None
+        self._outputs = self._detector = self._pipeline = self._mask = self._camera = None
         self._health.runtime = ''
 
     # In
@@ -223,10 +227,10 @@ class KeypointNode(LifecycleNode):
     def _camera_info_arrived(self, message: CameraInfo) -> None:
         try:
             self._camera = camera_model(message)
-            self._health.uncalibrated = ''
+            self._health.bad_camera_info = ''
         except ValueError as error:
             self._camera = None
-            self._health.uncalibrated = str(error)
+            self._health.bad_camera_info = str(error)
             self.get_logger().warning(str(error), throttle_duration_sec=QUIET)
 
     def _incompatible(self, event: Any) -> None:
@@ -252,6 +256,8 @@ class KeypointNode(LifecycleNode):
                 f'camera_info is for {camera.size[0]}x{camera.size[1]} images, not '
                 f'{size[0]}x{size[1]}: it is not used'
             )
+        else:
+            self._health.uncalibrated = ''
 
     def _problem(self, kind: str, sentence: str) -> None:
         if not self.context.ok():  # the end of the process caught the worker at its work
@@ -268,11 +274,14 @@ class KeypointNode(LifecycleNode):
         health.since_image = None if self._last_image is None else now - self._last_image
         health.wanted = self._outputs is not None and self._outputs.wanted()
         health.publishers = self._inputs[0].get_publisher_count() if self._inputs else 0
+        if not self.count_publishers(self._image_topic()):
+            health.incompatible = ''
         name = self.get_fully_qualified_name().lstrip('/')
         message = DiagnosticArray()
         message.header.stamp = self.get_clock().now().to_msg()
-        message.status = [diagnostics.status(name, health, self.statistics, self._reported)]
-        self._reported = self.statistics.counts()
+        counts, summary = self.statistics.counts(), self.statistics.summary()
+        message.status = [diagnostics.status(name, health, counts, summary, self._reported)]
+        self._reported = counts
         self._diagnostics.publish(message)
 
     # Asked for
@@ -281,7 +290,6 @@ class KeypointNode(LifecycleNode):
         known = {change.name: change.value for change in changes}
         self._values = {name: known.get(name, value) for name, value in self._values.items()}
         self._settings = parameters.settings(self._values)
-        self._health.uncalibrated = ''
 
     def _enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
         self._health.enabled = request.data

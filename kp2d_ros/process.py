@@ -37,7 +37,7 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
     except (ValueError, FileError) as error:
         print(error, file=sys.stderr)
         code = 2
-    except rclpy.exceptions.InvalidParameterValueException as error:
+    except rclpy.exceptions.ParameterException as error:
         print(error, file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, ExternalShutdownException):

@@ -18,7 +18,7 @@ from kp2d_core.commands.arguments import positive, size
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
 from kp2d_ros.children import start_node
-from kp2d_ros.share import shared_file
+from kp2d_ros.share import use_fastdds_profile
 
 END = 1.5  # seconds that a child may take to end
 
@@ -81,10 +81,9 @@ def end(children: Sequence[Child]) -> None:
             child.process.wait()
 
 
-def start(args: argparse.Namespace) -> list[Child]:
-    """The keypoint node, and a camera unless there is one."""
+def start(args: argparse.Namespace, children: list[Child]) -> None:
+    """The keypoint node, and a camera unless there is one; each is added as soon as it runs."""
     image = args.topic or '/camera/image'
-    beside = image.rpartition('/')[0]
     parameters: dict[str, Any] = {
         'model': args.model,
         'runtime': args.runtime,
@@ -95,15 +94,14 @@ def start(args: argparse.Namespace) -> list[Child]:
     remaps = {
         'image': image,
         'image/compressed': f'{image}/compressed',
-        'camera_info': f'{beside}/camera_info',
+        'camera_info': ''.join(image.rpartition('/')[:2]) + 'camera_info',
     }
-    children = [Child('keypoint_node', args.out, parameters, remaps)]
+    children.append(Child('keypoint_node', args.out, parameters, remaps))
     if not args.topic:
         width, height = args.size or (0, 0)
         parameters = {'source': args.source, 'rate': args.rate, 'loop': not args.once}
         parameters |= {'width': width, 'height': height}
         children.append(Child('camera_node', args.out, parameters, {}))
-    return children
 
 
 def line(figures: dict[str, str]) -> str:
@@ -118,14 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     if not args.topic:  # a robot's own settings are not to be touched
         os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
-        profile = str(shared_file('config/fastdds.xml'))
-        os.environ.setdefault('FASTRTPS_DEFAULT_PROFILES_FILE', profile)
+        use_fastdds_profile()
     args.out.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
-    for kind in (signal.SIGINT, signal.SIGTERM):
+    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, lambda *_: stop.set())
-    children = start(args)
+    children: list[Child] = []
     try:
+        start(args, children)
         return watch(args, children, stop)
     finally:
         end(children)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -21,3 +22,10 @@ def shared_file(name: str) -> Path:
         if (place / name).is_file():
             return place / name
     raise FileError(f'{name} is not installed in any of {", ".join(map(str, places))}')
+
+
+def use_fastdds_profile() -> None:
+    """In this process and its children, unless the environment names another."""
+    profile = str(shared_file('config/fastdds.xml'))
+    for name in ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE'):
+        os.environ.setdefault(name, profile)  # until Jazzy, since Kilted

@@ -143,15 +143,17 @@ class Bag:
         with self._reader() as reader:
             wanted = [c for c in reader.connections if c.topic in (self.topic, beside)]
             for connection, _, data in reader.messages(wanted):
-                message = reader.deserialize(data, connection.msgtype)
-                if connection.topic == beside:
-                    info = _modern_info(message)
-                    continue
                 raw = connection.msgtype == IMAGE_TYPES[0]
                 try:
-                    yield Picture(decode(message) if raw else decode_compressed(message), info)
-                except ValueError as error:
+                    message = reader.deserialize(data, connection.msgtype)
+                    if connection.topic == beside:
+                        info = _modern_info(message)
+                        continue
+                    picture = Picture(decode(message) if raw else decode_compressed(message), info)
+                except Exception as error:  # a damaged message makes the reader throw anything
                     yield Damage(error)
+                    continue
+                yield picture
 
     def _reader(self) -> Any:
         try:

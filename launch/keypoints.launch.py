@@ -22,6 +22,7 @@ PARAMETERS = {
     'size': ('working_size', int, 'longer side that the network runs at, in pixels; 0: as it is'),
     'max_keypoints': ('max_keypoints', int, 'keep the best so many'),
     'managed': ('managed', bool, 'true: wait for lifecycle transitions'),
+    'use_sim_time': ('use_sim_time', bool, 'true: time is on /clock'),
 }
 
 ARGUMENTS = [
@@ -40,9 +41,6 @@ ARGUMENTS = [
     *(
         DeclareLaunchArgument(name, default_value='', description=description)
         for name, (_, _, description) in PARAMETERS.items()
-    ),
-    DeclareLaunchArgument(
-        'use_sim_time', default_value='false', description='true: time is on /clock'
     ),
     DeclareLaunchArgument(
         'camera', default_value='false', description='true: start the camera node as well'
@@ -75,11 +73,12 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         return is_true(name, text(name))
 
     namespace, image = text('namespace'), text('image')
-    camera_info = text('camera_info') or f'{image.rpartition("/")[0]}/camera_info'
+    camera_info = text('camera_info') or ''.join(image.rpartition('/')[:2]) + 'camera_info'
     actions: list[LaunchDescriptionEntity] = []
     if flag('local'):
         profile = str(SHARE / 'config' / 'fastdds.xml')
-        actions.append(SetEnvironmentVariable('FASTRTPS_DEFAULT_PROFILES_FILE', profile))
+        for name in ('FASTRTPS', 'FASTDDS'):  # until Jazzy, since Kilted
+            actions.append(SetEnvironmentVariable(f'{name}_DEFAULT_PROFILES_FILE', profile))
     actions.append(
         Node(
             package='kp2d_ros',
@@ -104,7 +103,7 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
                 name='camera_node',
                 namespace=namespace,
                 output='screen',
-                parameters=[{'source': text('source'), 'use_sim_time': flag('use_sim_time')}],
+                parameters=[{'source': text('source')}, given_parameters(text, ['use_sim_time'])],
                 remappings=[
                     ('image', image),
                     ('image/compressed', f'{image}/compressed'),
@@ -119,16 +118,19 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
                 executable='rviz2',
                 namespace=namespace,
                 arguments=['-d', str(SHARE / 'config' / 'keypoints.rviz')],
-                remappings=[('/kp2d/debug_image', 'debug_image')],
+                remappings=[
+                    ('/kp2d/debug_image', 'debug_image'), ('/kp2d/keypoints', 'keypoints'),
+                ],
             )
         )
     return actions
 
 
-def given_parameters(text) -> dict[str, bool | int | str]:
+def given_parameters(text, arguments=tuple(PARAMETERS)) -> dict[str, bool | int | str]:
     """Those that the user gave: they go before the parameter file's."""
-    values: dict[str, bool | int | str] = {'use_sim_time': is_true('', text('use_sim_time'))}
-    for argument, (parameter, kind, _) in PARAMETERS.items():
+    values: dict[str, bool | int | str] = {}
+    for argument in arguments:
+        parameter, kind, _ = PARAMETERS[argument]
         value = text(argument)
         if value:
             values[parameter] = is_true(argument, value) if kind is bool else kind(value)

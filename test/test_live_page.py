@@ -18,7 +18,8 @@ from models import write_responsive_model
 
 pytest.importorskip('rclpy')
 
-from robot import PATIENCE, Process, new_domain
+from robot import PATIENCE, Process, Robot, image_message, new_domain
+from sensor_msgs.msg import Image
 
 from kp2d_ros.live_page import LivePage
 from kp2d_ros.overlay import to_jpeg
@@ -150,6 +151,32 @@ def test_run_from_start_to_interrupt(tmp_path):
         assert 'Traceback' not in run.output
         for log in out.glob('*.log'):
             assert 'Traceback' not in log.read_text()
+
+
+def test_run_with_the_camera_of_a_robot_until_the_terminal_is_closed(tmp_path, photographs):
+    domain = new_domain()
+    robot = Robot(domain)
+    picture = cv2.resize(photographs['coffee'], (160, 120))
+    try:
+        with Process(
+            tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(tmp_path / 'out'), '--no-browser',
+            '--model', str(write_responsive_model(tmp_path)), '--runtime', 'torch',
+            '--topic', '/front/image_raw', domain=domain,
+        ) as run:  # fmt: skip
+            run.wait_for('live page: ')
+            images = robot.publisher(Image, '/front/image_raw')
+
+            def seen() -> bool:
+                images.publish(image_message(picture, time.time()))
+                return ' keypoints   ' in run.output
+
+            robot.wait(seen, 'keypoints of its images')
+            assert robot.node.count_subscribers('/front/camera_info') == 1
+            code, seconds = run.stop(signal.SIGHUP)
+            assert code == 0 and seconds < 5
+            assert not (tmp_path / 'out' / 'camera_node.log').exists()
+    finally:
+        robot.close()
 
 
 def test_run_says_why_it_cannot(tmp_path):

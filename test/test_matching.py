@@ -194,6 +194,14 @@ def test_verification_with_too_few_or_degenerate_points():
         assert len(inliers) == 20
 
 
+@pytest.mark.parametrize('method', ['homography', 'fundamental', 'essential'])
+def test_points_without_a_place_are_outliers(method):
+    first, second = two_views(0, planar=method == 'homography')
+    first[5], second[7] = np.nan, np.inf
+    inliers, model = verify(first, second, method, threshold=2.0, intrinsics=CAMERA)
+    assert model is not None and not inliers[[5, 7]].any() and inliers[:160].mean() > 0.9
+
+
 def test_match_reports_inliers_of_the_geometry():
     first_points, second_points = two_views(0, planar=True)
     descriptors = np.random.default_rng(1).normal(size=(200, 32))

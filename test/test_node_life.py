@@ -26,7 +26,7 @@ from std_srvs.srv import Trigger
 
 from kp2d_core import KeypointDetector
 from kp2d_ros.keypoint_node import KeypointNode
-from kp2d_ros.messages import keypoints_from_cloud
+from kp2d_ros.messages import keypoints_from_cloud, read_points
 from kp2d_ros.worker import THREAD_NAME
 
 NODE = '/kp2d/keypoint_node'
@@ -78,12 +78,15 @@ def test_managed_through_its_services(robot, domain, model, tmp_path, picture):
         assert state(robot) == State.PRIMARY_STATE_INACTIVE
         assert 'loaded' in node.output and 'waiting' not in node.output
         assert robot.figures()['runtime'].startswith('torch')
-        threads = None
+        threads, ids = None, set[int]()
         for _ in range(2):  # the second life is like the first
             assert change(robot, Transition.TRANSITION_ACTIVATE)
             images = robot.publisher(Image, '/kp2d/image')
             heard = robot.listen(PointCloud2, '/kp2d/keypoints')
             robot.exchange(images, image_message(picture, time.time()), heard)
+            given = set(read_points(heard[-1])['track_id'].tolist())
+            assert given and not given & ids  # none is given twice
+            ids |= given
             assert change(robot, Transition.TRANSITION_DEACTIVATE)
             assert state(robot) == State.PRIMARY_STATE_INACTIVE
             robot.wait(lambda p=images: not p.get_subscription_count(), 'the end of subscribing')
@@ -122,6 +125,7 @@ def test_bad_parameters_at_the_start_are_named(domain, model, tmp_path):
         ({'verification': 'magic'}, 'verification must be one of auto'),
         ({'max_keypoints': 0}, 'max_keypoints'),
         ({'score_threshold': '.nan'}, 'score_threshold'),
+        ({'nms_radius': 4}, 'nms_radius'),  # 4.0 is meant
     ]):  # fmt: skip
         with keypoint_node(tmp_path / f'log{number}', domain, model, **values) as node:
             assert node.process.wait(60) == 2

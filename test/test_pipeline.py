@@ -11,7 +11,7 @@ from kp2d_ros.calibration import Info, pinhole_info, uncalibrated_info
 from kp2d_ros.camera_model import CameraModel, camera_model
 from kp2d_ros.moving_view import drawn_photograph
 from kp2d_ros.overlay import Overlay, to_jpeg
-from kp2d_ros.pipeline import Frame, Pipeline, Settings
+from kp2d_ros.pipeline import Frame, Pipeline, Result, Settings
 
 SIZE = (160, 120)
 SETTINGS = Settings(max_keypoints=150)
@@ -118,6 +118,43 @@ def test_settings_reach_the_core(detector, views):
     assert len(masked) and masked.keypoints[:, 0].max() <= 80
 
 
+def second_of(detector, views, **changes) -> Result:
+    """The result of the second of two frames that are 8 px apart."""
+    pipeline, settings = Pipeline(detector), replace(SETTINGS, **changes)
+    pipeline.process(frame(views[0], 0.0), settings)
+    return pipeline.process(frame(views[1], 0.5), settings)
+
+
+def test_settings_of_matching_reach_the_core(detector, views):
+    usual = second_of(detector, views).tracks.matches
+    assert len(usual) > 20 and usual.distances.max() > 0.1
+    result = second_of(detector, views, search_radius=7.0, verification='none')
+    before, now = result.tracks.matches.indices.T
+    moved = result.features.keypoints[now] - result.previous.features.keypoints[before]
+    assert np.hypot(*moved.T).max() <= 7.01
+    near = second_of(detector, views, match_distance=0.1).tracks.matches
+    assert 0 < len(near) < len(usual) and near.distances.max() <= 0.1
+    assert len(second_of(detector, views, match_ratio=0.5).tracks.matches) < len(usual)
+    flat = second_of(detector, views, verification='homography')
+    assert flat.verified_by == 'homography' and flat.tracks.matches.model is not None
+    strict = second_of(detector, views, verification='homography', verification_threshold=0.01)
+    assert strict.tracks.matches.inliers.sum() < flat.tracks.matches.inliers.sum()
+    assert second_of(detector, views, max_gap=0.4).previous is None
+    assert second_of(detector, views, max_gap=0.6).previous is not None
+
+
+@pytest.mark.parametrize('max_missed', [0, 1])
+def test_how_long_a_track_is_waited_for(detector, views, max_missed):
+    pipeline, settings = Pipeline(detector), replace(SETTINGS, max_missed=max_missed)
+    black = np.zeros_like(views[0])
+    seen = [
+        pipeline.process(frame(image, 0.1 * n), settings).tracks
+        for n, image in enumerate([views[0], views[0], black, views[0]])
+    ]
+    back = np.isin(seen[3].ids, seen[1].ids).mean()
+    assert (back > 0.5) == (max_missed > 0), back
+
+
 def test_an_unusable_image_changes_nothing(detector, views):
     pipeline = Pipeline(detector)
     pipeline.process(frame(views[0], 0.0), SETTINGS)
@@ -174,6 +211,30 @@ def test_bearings_invert_the_projection(model, coefficients):
     np.testing.assert_allclose(camera.bearings(pixels), rays, atol=2e-4)
     plain = np.stack([300 * x + 320, 310 * y + 240], axis=1)
     np.testing.assert_allclose(camera.undistorted(pixels), plain, atol=0.05)
+
+
+def test_a_wide_lens_is_no_pinhole_and_sees_what_has_no_bearing():
+    k = (180.0, 0, 320, 0, 180, 320, 0, 0, 1)
+    camera = camera_model(Info(640, 640, k, (0.0,) * 4, distortion_model='equidistant'))
+    angles = np.deg2rad([10, 60, 85, 95, 100])
+    pixels = np.stack([320 + 180 * angles, np.full(5, 320)], axis=1).astype(np.float32)
+    bearings = camera.bearings(pixels)
+    np.testing.assert_allclose(bearings[:3, 0], np.tan(angles[:3]), rtol=1e-3)
+    assert np.isnan(bearings[3:]).all()
+    plain = camera.undistorted(pixels)
+    np.testing.assert_allclose(plain[:3, 0], 320 + 180 * np.tan(angles[:3]), rtol=1e-3)
+    assert np.isnan(plain[3:]).all()
+
+
+def test_a_search_radius_is_in_pixels_of_the_image_whatever_the_lens(detector, views):
+    k = (40.0, 0, 79.5, 0, 40, 59.5, 0, 0, 1)
+    camera = camera_model(Info(*SIZE, k, (0.0,) * 4, distortion_model='equidistant'))
+    pipeline, settings = Pipeline(detector), replace(SETTINGS, search_radius=9.0)
+    pipeline.process(frame(views[0], 0.0, camera=camera), settings)
+    result = pipeline.process(frame(views[1], 0.1, camera=camera), settings)
+    assert result.verified_by == 'essential'
+    expected = second_of(detector, views, search_radius=9.0).tracks.matches
+    np.testing.assert_array_equal(result.tracks.matches.indices, expected.indices)
 
 
 def test_bearings_are_rectified():
