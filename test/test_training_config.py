@@ -101,6 +101,7 @@ def test_override_reaches_every_depth():
         ('optimizer.learning_rate=0', 'above 0'),
         ('optimizer.kernel_rate=-1', 'above 0'),
         ('optimizer.batch=0', 'above 0'),
+        ('report.log_every=0', '1 or more'),
         ('seed.x=1', 'is a value'),
         ('loss=3', 'must be a group'),
         ('loss.io=[', 'not a value'),

@@ -103,6 +103,32 @@ def test_killed_at_any_moment_and_resumed_it_ends_bit_identical(finished, data, 
     assert steps == sorted(set(steps)) and steps[-1] == int(STEPS)
 
 
+def test_the_same_in_bfloat16_with_two_threads(data, tmp_path):
+    """As small.yaml trains where the processor can."""
+    settings = ['compute.precision=bfloat16', 'compute.threads=2', SAVE_EVERY_STEP]
+    whole, out = tmp_path / 'whole', tmp_path / 'run'
+    code, output = run(command(data, whole, '--steps', '10', settings=settings))
+    assert code == 0, output
+    process = start(command(data, out, '--steps', '10', settings=settings))
+    wait_for_step(out / 'state.safetensors', 4, process)
+    process.kill()
+    finish(process)
+    code, output = run(command(data, out, '--resume'))  # the budget is in the state
+    assert code == 0, output
+    assert same_tensors(out / 'state.safetensors', whole / 'state.safetensors')
+
+
+def test_a_resumed_run_may_change_its_recipe(finished, data, tmp_path):
+    out = tmp_path / 'run'
+    shutil.copytree(finished, out)
+    more = ['--set', 'loss.io=0', '--set', 'optimizer.kind=adam', '--val', str(data)]
+    code, output = run(command(data, out, '--steps', '28', '--resume', *more))
+    assert code == 0, output
+    assert 'not the photographs that the run began with' in output  # none is held out any more
+    assert (out / 'curves.png').stat().st_mtime > (finished / 'curves.png').stat().st_mtime
+    assert read_state(out / 'state.safetensors')[1].best_step == 28  # on other photographs
+
+
 @pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_ends_the_run(data, tmp_path, number, code):
     out = tmp_path / 'run'

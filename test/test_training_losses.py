@@ -127,6 +127,22 @@ def test_score_loss_rewards_points_nearer_than_the_average():
     assert target.grad.tolist()[0] == pytest.approx([-0.25, 0.25])  # of the first term
 
 
+def test_partners_earn_the_same_score_and_distances_stay_as_they_are():
+    source = torch.tensor([[0.8, 0.6, 0.5]], requires_grad=True)
+    target = torch.tensor([[0.4, 0.2, 0.0]], requires_grad=True)  # the last one in the border ring
+    apart = torch.tensor([[1.0, 3.0, 2.0]], requires_grad=True)
+    valid = torch.ones(1, 3, dtype=torch.bool)
+    pairing = losses.Association(
+        torch.zeros(1, 3, 2), valid, torch.tensor([[0, 1, 2]]), apart, valid
+    )
+    loss = losses.partner_score_loss(source, target, pairing)
+    # The average distance is 2: (0.6 * (1 - 2) + 0.4 * (3 - 2)) / 3, and a squared difference.
+    assert loss.item() == pytest.approx(-0.2 / 3 + 0.16, abs=1e-6)
+    loss.backward()
+    assert apart.grad is None and target.grad[0, 2] == 0
+    assert target.grad[0, :2].tolist() == pytest.approx([-0.5 / 3 - 0.4, 0.5 / 3 - 0.4])
+
+
 def test_reliability_rewards_points_whose_descriptor_stands_out():
     scores = torch.tensor([[0.5, 0.5, 0.5]], requires_grad=True)
     similarity = SIMILARITY.clone().requires_grad_()
@@ -220,6 +236,36 @@ def test_location_loss_pulls_points_together():
     found = losses.associate(source, grid_of_points(), shift(2, 0), (4, 5), 4)
     losses.location_loss(found.distance, found.valid).backward()
     assert source.grad[0, 6].tolist() == pytest.approx([1 / 6, 0], abs=1e-4)  # go left
+
+
+def test_the_weights_of_the_location_loss_do_not_teach_scores():
+    for power in (0.0, 2.0):
+        model, images = small_model(
+            location=1.0, location_score_power=power, score=0.0, io=0.0, descriptor='none'
+        )
+        model.network.convDb.requires_grad_()
+        loss, parts = model(images, shift(3, 2).expand(2, 3, 3), 0)
+        loss.backward()
+        grad = model.network.convDb.weight.grad
+        assert grad is None or not grad.any()
+    plain = small_model(location=1.0, score=0.0, io=0.0, descriptor='none')[0]
+    _, unweighted = plain(images, shift(3, 2).expand(2, 3, 3), 0)
+    assert parts['location'] != unweighted['location']
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'score': 0.0}, {'descriptor': 'none', 'io': 0.0}, {'io': 0.0},
+        {'location': 0.0, 'io': 0.0, 'score_of': 'partner'}, {},
+    ],
+)  # fmt: skip
+def test_what_learns_is_what_a_loss_reaches(changes):
+    """Else several processes would wait for a gradient that never comes."""
+    model, images = small_model(**changes)
+    model(images, shift(3, 2).expand(2, 3, 3), 0)[0].backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == (parameter.grad is not None), name
 
 
 def test_infonce_as_a_start_gives_way_to_the_triplet():

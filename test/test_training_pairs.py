@@ -207,6 +207,32 @@ def test_strong_pairs_turn_as_far_as_the_strength_of_their_step_lets_them(photog
     assert max(ratios[:10]) < 1.4 and max(ratios[100:]) > 2.5
 
 
+def test_the_share_of_mild_pairs_follows_its_schedule(photograph):
+    pairs = replace(CROPS, mild_share=((0, 0.9), (100, 0.2)))
+    config = TrainingConfig(pairs=pairs, optimizer=OptimizerConfig(batch=1))
+    source = PairSource(Photographs([photograph]), config)
+
+    def is_mild(number: int) -> bool:
+        matrix = source.pair(number)[2]
+        return abs(np.degrees(np.arctan2(matrix[1, 0], matrix[0, 0]))) < 12
+
+    # One in fifteen strong pairs turns as little as mild ones do.
+    assert np.mean([is_mild(n) for n in range(12)]) > 0.6
+    assert np.mean([is_mild(n) for n in range(100, 200)]) < 0.45
+
+
+def test_what_is_seen_is_in_front_of_the_camera(photograph):
+    """Of swapped pairs too, whose corner may lie behind it."""
+    strong = HomographyConfig(1.0, (0.45, 1.25), 180.0, 0.25, 24.0, False, stretch=2.5)
+    config = TrainingConfig(pairs=replace(CROPS, swap=1.0))
+    middle = np.array([79.5, 63.5, 1.0])
+    for seed in range(600):
+        *_, matrix = make_pair(
+            photograph[:64, :64], np.random.default_rng(seed), config, strong
+        )
+        assert (matrix @ middle)[2] == pytest.approx(1)
+
+
 @pytest.fixture(scope='module')
 def photographs() -> Photographs:
     return Photographs([data.astronaut(), data.coffee(), data.chelsea()])

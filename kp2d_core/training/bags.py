@@ -40,8 +40,8 @@ def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> l
                 continue
             try:
                 frames.append(_decode(reader.deserialize(data, connection.msgtype)))
-            except ValueError as error:
-                damaged.append(str(error))
+            except Exception as error:  # a damaged message makes the reader throw anything
+                damaged.append(str(error) or type(error).__name__)
                 continue
             due[connection.topic] = time + int(seconds * 1e9)
     if damaged:

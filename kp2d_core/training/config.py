@@ -104,6 +104,7 @@ class LossConfig:
     descriptor_weight: float = 2.0
     infonce_steps: int = 0
     score: float = 1.0
+    score_of: Literal['map', 'partner'] = 'map'
     reliability: float = 0.0
     io: float = 1.0
     match_distance: float = 4.0
@@ -152,6 +153,11 @@ class ReportConfig:
     validation_photographs: int = 64
     pictures: int = 2
     checkpoint_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ('log_every', 'validate_every'):
+            if getattr(self, name) < 1:
+                raise ValueError(f'report.{name} must be 1 or more, got {getattr(self, name)}')
 
 
 @dataclass(frozen=True)

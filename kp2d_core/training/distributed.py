@@ -32,6 +32,14 @@ class Processes:
         dist.all_reduce(message)
         return message[0].item(), message[1].item() > 0
 
+    def all(self, flag: bool) -> bool:
+        """Whether it is so in every process."""
+        if self.count == 1:
+            return flag
+        message = torch.tensor([float(not flag)], device=self.device)
+        dist.all_reduce(message)
+        return message.item() == 0
+
     def lost(self, error: RuntimeError) -> bool:
         """Whether the error says that another process does not answer any more."""
         gloo = any(word in str(error) for word in ('closed by peer', 'reset by peer', 'Timed out'))

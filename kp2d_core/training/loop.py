@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from kp2d_core.training.interruption import Interruption
 from kp2d_core.training.model import MovingAverage, TrainingModel, to_checkpoint
 from kp2d_core.training.optimizer import make_optimizers
 from kp2d_core.training.pairs import BatchStream, PairSource
-from kp2d_core.training.photographs import Entry, Photographs, split
+from kp2d_core.training.photographs import Entry, Photographs, digest, split
+from kp2d_core.training.precision import computing_type
 from kp2d_core.training.report import Report, draw_curves
 from kp2d_core.training.schedule import learning_rate, make_budget
 from kp2d_core.training.state import Progress, read_state, restore_state, save_state
@@ -78,19 +80,27 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         cache_gb=config.compute.cache_gb,
     )
     validation = make_validation(run.validation, held_out) if leads else None
-    budget = make_budget(config.optimizer, len(photographs), run.steps, run.minutes)
+    progress, tensors = Progress(), dict[str, torch.Tensor]()
+    if run.resume:
+        _, progress, tensors = read_state(run.out / STATE)
+    note_run(progress, run, digest(entries), say=leads)
+    budget = make_budget(config.optimizer, len(photographs), progress.steps, progress.minutes)
 
     # Model
     torch.manual_seed(config.seed + processes.rank)
     model = TrainingModel(config).to(device)
+    if processes.count > 1 and device.type == 'cuda':  # gloo has none: each normalises its part
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if run.initial is not None:
         load_initial(model, run.initial)
     average = MovingAverage(model.network, config.optimizer.ema) if config.optimizer.ema else None
-    optimizers = make_optimizers(model, config.optimizer)
-    scaler = torch.GradScaler(device.type, enabled=config.compute.precision == 'float16')
-    progress = Progress()
+    kind = computing_type(config.compute.precision, device)
+    coarse = processes.all(kind == torch.bfloat16)
+    optimizers = make_optimizers(
+        model, config.optimizer, torch.bfloat16 if coarse else torch.float32
+    )
+    scaler = torch.GradScaler(device.type, enabled=kind == torch.float16)
     if run.resume:
-        _, progress, tensors = read_state(run.out / STATE)
         restore_state(tensors, model, optimizers, average)
         if progress.loss_scale:
             scaler.load_state_dict(progress.loss_scale)
@@ -133,8 +143,13 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
             scaler.unscale_(optimizer)
             for group in optimizer.param_groups:
                 group['lr'] = rate * group.get('factor', 1.0)
-        if config.optimizer.gradient_clip:
-            nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip)
+        clip = config.optimizer.gradient_clip or math.inf
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if not (torch.isfinite(norm) or scaler.is_enabled()):  # the scaler deals with it
+            raise ValueError(
+                f'the gradient is {float(norm)} at step {progress.step}; '
+                f'{run.out / STATE} is intact'
+            )
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
@@ -185,6 +200,7 @@ def validate(
     report: Report,
 ) -> None:
     """Measure the weights, and keep them if they are the best so far."""
+    began = perf_counter()
     checkpoint = to_checkpoint(kept_weights(model, average), run.config, progress.step, {})
     device = str(next(model.parameters()).device)
     progress.evaluation = validation.measure(checkpoint, device)
@@ -195,6 +211,24 @@ def validate(
     if progress.evaluation['quality'] > progress.best:
         progress.best, progress.best_step = progress.evaluation['quality'], progress.step
         save_checkpoint(run.out / BEST, replace(checkpoint, evaluation=progress.evaluation))
+    report.leave_out(perf_counter() - began)
+
+
+def note_run(progress: Progress, run: Run, photographs: str, say: bool) -> None:
+    """Keep in the state what a run was asked for; say where a resumed one is asked otherwise."""
+    if run.steps is not None or run.minutes is not None:
+        progress.steps, progress.minutes = run.steps, run.minutes
+    validation = str(run.validation.resolve()) if run.validation is not None else ''
+    begun = bool(progress.photographs)
+    if begun and photographs != progress.photographs and say:
+        print(
+            'these are not the photographs that the run began with: it goes on with them, but '
+            'not as it would have',
+            file=sys.stderr,
+        )
+    if begun and validation != progress.validation:
+        progress.best, progress.best_step = -math.inf, -1  # not to be compared
+    progress.photographs, progress.validation = photographs, validation
 
 
 def kept_weights(model: TrainingModel, average: MovingAverage | None) -> dict[str, torch.Tensor]:

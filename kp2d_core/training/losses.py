@@ -140,12 +140,34 @@ def score_loss(
     `target_scores` are those of the nearest target points, `sampled` the target's score map at
     the warped source points; all (B, N).
     """
-    valid = association.valid
-    count = valid.sum(-1, keepdim=True).clamp_min(1)
-    average = torch.where(valid, association.distance, 0).sum(-1, keepdim=True) / count
-    merit = (source_scores + target_scores) / 2 * (association.distance - average)
+    merit = score_merit(source_scores, target_scores, association.distance, association.valid)
     difference = (source_scores - sampled).square()
-    return masked_mean(merit, valid) + masked_mean(difference, association.visible)
+    return merit + masked_mean(difference, association.visible)
+
+
+def partner_score_loss(
+    source_scores: Tensor, target_scores: Tensor, association: Association
+) -> Tensor:
+    """Not of the paper: both images give the same score to the two points that are one.
+
+    The paper compares a point with the score map where it comes to lie; but cells around it have
+    scores of their own, below those of the one that found it, and at the edge they are 0.
+    And here distances are taken as they are: what scores should learn from them must not move
+    points apart that score low.
+    """
+    valid, apart = association.valid, association.distance.detach()
+    merit = score_merit(source_scores, target_scores, apart, valid)
+    difference = (source_scores - target_scores).square()
+    return merit + masked_mean(difference, valid & (target_scores > 0))  # 0: the border ring
+
+
+def score_merit(
+    source_scores: Tensor, target_scores: Tensor, apart: Tensor, valid: Tensor
+) -> Tensor:
+    """The first part of equation 4: points nearer than the average earn a score."""
+    count = valid.sum(-1, keepdim=True).clamp_min(1)
+    average = torch.where(valid, apart, 0).sum(-1, keepdim=True) / count
+    return masked_mean((source_scores + target_scores) / 2 * (apart - average), valid)
 
 
 def reliability_loss(
@@ -251,9 +273,11 @@ def total_loss(
     warped = pairing.warped.detach()
     sampled = sample_scores(target.scores, warped)
     if config.score:
-        parts['score'] = score_loss(
-            source_scores, target_scores.gather(1, pairing.nearest), sampled, pairing
-        )
+        partners = target_scores.gather(1, pairing.nearest)
+        if config.score_of == 'partner':
+            parts['score'] = partner_score_loss(source_scores, partners, pairing)
+        else:
+            parts['score'] = score_loss(source_scores, partners, sampled, pairing)
         total = total + config.score * parts['score']
 
     anchors = sample_descriptors(source.descriptors, source_points.detach(), size)

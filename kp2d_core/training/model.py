@@ -21,10 +21,26 @@ class TrainingModel(nn.Module):
         self.config = config
         self.network = KeyPointNet(config.network.architecture(), config.network.dropout)
         self.io_net = IONet()
-        # What no loss reaches must not wait for a gradient.
-        self.io_net.requires_grad_(config.loss.io > 0)
-        self.network.convFb.requires_grad_(config.network.upsample)
+        self._freeze_what_no_loss_reaches()
         self.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+
+    def _freeze_what_no_loss_reaches(self) -> None:
+        """So that several processes do not wait for its gradient."""
+        network, loss = self.network, self.config.loss
+        described = loss.descriptor != 'none' and loss.descriptor_weight > 0
+        located = loss.location > 0 or (loss.score > 0 and loss.score_of == 'map')
+        for part, reached in (
+            (self.io_net, loss.io > 0),
+            (network.convDa, loss.score > 0 or loss.reliability > 0),
+            (network.convDb, loss.score > 0 or loss.reliability > 0),
+            (network.convPa, located or loss.io > 0),
+            (network.convPb, located or loss.io > 0),
+            (network.convFa, described or loss.io > 0),
+            (network.convFb, (described or loss.io > 0) and self.config.network.upsample),
+            (network.convFaa, described or loss.io > 0),
+            (network.convFbb, described or loss.io > 0),
+        ):
+            part.requires_grad_(reached)
 
     def forward(
         self, images: Tensor, source_to_target: Tensor, step: int

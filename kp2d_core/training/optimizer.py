@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from kp2d_core.training.config import OptimizerConfig
-from kp2d_core.training.precision import computing_type
 
 MOMENTUM = 0.95
 # x -> ax + bx^3 + cx^5, five times, lifts singular values above 0.01 to between 0.7 and 1.2.
@@ -17,8 +16,13 @@ POLYNOMIAL = 3.4445, -4.7750, 2.0315
 ROUNDS = 5
 
 
-def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Adam, of all parameters that learn or of what Muon leaves. `factor` is of the rate."""
+def make_optimizers(
+    model: nn.Module, config: OptimizerConfig, kind: torch.dtype = torch.float32
+) -> list[torch.optim.Optimizer]:
+    """Adam, of all parameters that learn or of what Muon leaves. `factor` is of the rate.
+
+    `kind` is what Muon multiplies in, which must be the same in all processes.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.kind == 'adam':
         return [torch.optim.Adam(parameters, lr=config.learning_rate)]
@@ -27,7 +31,7 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
     factor = config.kernel_rate / config.learning_rate
     return [
         torch.optim.Adam(others, lr=config.learning_rate),
-        Muon([{'params': kernels, 'factor': factor}], config.kernel_rate),
+        Muon([{'params': kernels, 'factor': factor}], config.kernel_rate, kind),
     ]
 
 
@@ -48,8 +52,11 @@ class Muon(torch.optim.Optimizer):
     multiplies in bfloat16 everywhere, which is slow where a CPU only emulates it.
     """
 
-    def __init__(self, kernels: Iterable[Any], lr: float) -> None:
+    def __init__(
+        self, kernels: Iterable[Any], lr: float, kind: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(kernels, {'lr': lr})
+        self.kind = kind
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -65,8 +72,8 @@ class Muon(torch.optim.Optimizer):
             state['momentum'] = torch.zeros_like(kernel)
         state['momentum'].lerp_(kernel.grad, 1 - MOMENTUM)
         ahead = kernel.grad.lerp(state['momentum'], MOMENTUM)  # Nesterov's
-        # Five rounds only come near to it anyway: the fastest numbers will do.
-        step = orthogonal(ahead.flatten(1).to(computing_type('auto', kernel.device)))
+        # Five rounds only come near to it anyway: coarse numbers will do.
+        step = orthogonal(ahead.flatten(1).to(self.kind))
         size = rate * 0.2 * max(step.shape) ** 0.5
         kernel.sub_(step.reshape(kernel.shape).to(kernel.dtype), alpha=size)
 

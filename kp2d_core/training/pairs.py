@@ -65,7 +65,7 @@ def make_pair(
     shared = sample_shared_colour(random, config.photometric)
     source = change_light(random, source, shared, config.photometric)
     target = change_light(random, target, shared, config.photometric)
-    return source, target, source_to_target / source_to_target[2, 2]
+    return source, target, source_to_target / depth_of_centre(source_to_target, size)
 
 
 def sample_target_view(
@@ -117,6 +117,15 @@ def pixels_per_view_pixel(view_to_photograph: Matrix, size: Size) -> float:
         view_to_photograph[:2, :2] * w - np.outer([u, v], view_to_photograph[2, :2])
     ) / w**2
     return float(np.sqrt(abs(np.linalg.det(jacobian))))
+
+
+def depth_of_centre(source_to_target: Matrix, size: Size) -> float:
+    """What a homography is divided by so that what is seen has a positive depth.
+
+    Not its last entry, the depth of the corner, which may lie behind the camera.
+    """
+    middle = np.array([(size[0] - 1) / 2, (size[1] - 1) / 2, 1.0])
+    return float(source_to_target[2] @ middle)
 
 
 def value_at(step: int, schedule: Schedule) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from collections.abc import Sequence
@@ -101,3 +102,9 @@ def split(entries: Sequence[Entry], held_out: int, seed: int) -> tuple[list[Entr
     chosen = set(order[:held_out].tolist())
     train = [entry for i, entry in enumerate(entries) if i not in chosen]
     return train, [entries[i] for i in sorted(chosen)]
+
+
+def digest(entries: Sequence[Entry]) -> str:
+    """The identity of a list of photographs: names of files, sizes of frames, their order."""
+    names = [e.name if isinstance(e, Path) else f'frame {e.shape}' for e in entries]
+    return hashlib.sha256('\n'.join(names).encode()).hexdigest()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
+from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image
 from kp2d_core.training.config import TrainingConfig
@@ -71,9 +74,10 @@ class Report:
         )
         self._scalars('validation', figures, progress.step)
         if self.tensorboard:
-            for name, picture in pictures.items():
-                self.tensorboard.add_image(name, picture, progress.step, dataformats='HWC')
-            self.tensorboard.flush()
+            with self._no_room():
+                for name, picture in pictures.items():
+                    self.tensorboard.add_image(name, picture, progress.step, dataformats='HWC')
+                self.tensorboard.flush()
         text = ', '.join(f'{name} {value:.3f}' for name, value in figures.items())
         self.bar.write(f'step {progress.step}: {text}', file=sys.stderr)
 
@@ -84,8 +88,21 @@ class Report:
 
     def _scalars(self, group: str, values: dict[str, Any], step: int) -> None:
         if self.tensorboard:
-            for name, value in values.items():
-                self.tensorboard.add_scalar(f'{group}/{name}', value, step)
+            with self._no_room():
+                for name, value in values.items():
+                    self.tensorboard.add_scalar(f'{group}/{name}', value, step)
+
+    @contextmanager
+    def _no_room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self.folder / 'tensorboard'
+            raise FileError(f'cannot write {where}: {error.strerror or error}') from error
+
+    def leave_out(self, seconds: float) -> None:
+        """Of the time that the steps took."""
+        self._since += seconds
 
     def _start_anew(self, waited: float = 0.0) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -110,7 +127,7 @@ def draw_curves(folder: Path) -> Path | None:
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
-    losses: list[str] = [n for n in ('location', 'score', 'descriptor', 'io') if n in metrics[0]]
+    losses = [n for n in ('location', 'score', 'descriptor', 'io') if _has(metrics, n)]
     rates = [n for n in ('repeatability', 'mscore', 'cor1', 'cor3', 'cor5') if _has(validation, n)]
     offs = [n for n in ('localization', 'shift4') if _has(validation, n)]
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
@@ -122,9 +139,10 @@ def draw_curves(folder: Path) -> Path | None:
     )
     for axis, (title, rows, names) in zip(axes.flat, panels, strict=True):
         for name in names:
-            values = [float(row[name]) for row in rows]
+            known = [row for row in rows if row.get(name)]  # a resumed run may do without
+            values = [float(row[name]) for row in known]
             scale = abs(values[0]) or 1.0 if axis is axes[0, 0] else 1.0
-            axis.plot([int(row['step']) for row in rows], [v / scale for v in values], label=name)
+            axis.plot([int(row['step']) for row in known], [v / scale for v in values], label=name)
         axis.set(title=title, xlabel='step')
         axis.grid(alpha=0.3)
         if names:
@@ -137,4 +155,4 @@ def draw_curves(folder: Path) -> Path | None:
 
 
 def _has(rows: Rows, name: str) -> bool:
-    return bool(rows) and name in rows[0]
+    return any(row.get(name) for row in rows)

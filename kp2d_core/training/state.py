@@ -30,6 +30,10 @@ class Progress:
     validated_step: int = -1
     evaluation: dict[str, float] = field(default_factory=dict)  # of the last validation
     loss_scale: dict[str, float] = field(default_factory=dict)  # of float16
+    steps: int | None = None  # the budget, as it was asked for
+    minutes: float | None = None
+    photographs: str = ''  # digest of their names, in order
+    validation: str = ''  # the folder that is validated on
 
 
 def save_state(
@@ -42,10 +46,11 @@ def save_state(
 ) -> None:
     """Write atomically: a crash or a full disk leaves the file that was there."""
     tensors = {f'model.{name}': value for name, value in model.state_dict().items()}
-    for number, optimizer in enumerate(optimizers):
-        for index, values in optimizer.state_dict()['state'].items():
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    for optimizer in optimizers:
+        for parameter, values in optimizer.state.items():
             for name, value in values.items():
-                tensors[f'optimizer.{number}.{index}.{name}'] = torch.as_tensor(value)
+                tensors[f'{_prefix(optimizer)}{names[parameter]}.{name}'] = torch.as_tensor(value)
     if average is not None:
         tensors.update({f'average.{name}': value for name, value in average.weights.items()})
     tensors['random.cpu'] = torch.get_rng_state()
@@ -90,13 +95,13 @@ def restore_state(
     """Put the tensors of `read_state` back to where `save_state` found them."""
     try:
         model.load_state_dict(_under(tensors, 'model.'))
-        for number, optimizer in enumerate(optimizers):
-            _restore_optimizer(optimizer, _under(tensors, f'optimizer.{number}.'))
+        for optimizer in optimizers:
+            _restore_optimizer(optimizer, model, _under(tensors, _prefix(optimizer)))
         if average is not None:
             saved = _under(tensors, 'average.') or model.network.state_dict()
             for name, value in average.weights.items():
                 value.copy_(saved[name])
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, ValueError, IndexError) as error:
         reason = str(error).split('\n')[0]
         raise FileError(f'the saved state does not fit the configuration: {reason}') from error
     torch.set_rng_state(tensors['random.cpu'])
@@ -104,15 +109,22 @@ def restore_state(
         torch.cuda.set_rng_state(tensors['random.cuda'])
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
+def _prefix(optimizer: torch.optim.Optimizer) -> str:
+    return f'optimizer.{type(optimizer).__name__.lower()}.'
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: TrainingModel, saved: dict[str, Tensor]
+) -> None:
+    """By the parameters' names: what the run did not train before begins without a past."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group['params']]
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in saved.items():
-        index, _, name = key.partition('.')
-        parameter = parameters[int(index)]
-        if value.shape == parameter.shape:  # in the parameter's memory order, as it was
-            value = torch.empty_like(parameter).detach().copy_(value)
-        state.setdefault(int(index), {})[name] = value
+    for index, parameter in enumerate(parameters):
+        for name, value in _under(saved, f'{names[parameter]}.').items():
+            if value.shape == parameter.shape:  # in the parameter's memory order, as it was
+                value = torch.empty_like(parameter).detach().copy_(value)
+            state.setdefault(index, {})[name] = value
     groups = optimizer.state_dict()['param_groups']
     optimizer.load_state_dict({'state': state, 'param_groups': groups})
 
