@@ -128,19 +128,22 @@ def test_score_loss_rewards_points_nearer_than_the_average():
 
 
 def test_partners_earn_the_same_score_and_distances_stay_as_they_are():
-    source = torch.tensor([[0.8, 0.6, 0.5]], requires_grad=True)
-    target = torch.tensor([[0.4, 0.2, 0.0]], requires_grad=True)  # the last one in the border ring
-    apart = torch.tensor([[1.0, 3.0, 2.0]], requires_grad=True)
-    valid = torch.ones(1, 3, dtype=torch.bool)
+    source = torch.tensor([[0.8, 0.6, 0.5, 0.9]], requires_grad=True)
+    # The third one is in the border ring, the last one has no partner.
+    target = torch.tensor([[0.4, 0.2, 0.0, 0.7]], requires_grad=True)
+    apart = torch.tensor([[1.0, 2.0, 1.0, 50.0]], requires_grad=True)
+    visible = torch.ones(1, 4, dtype=torch.bool)
     pairing = losses.Association(
-        torch.zeros(1, 3, 2), valid, torch.tensor([[0, 1, 2]]), apart, valid
+        torch.zeros(1, 4, 2), visible, torch.tensor([[0, 1, 2, 3]]), apart, apart < 4
     )
-    loss = losses.partner_score_loss(source, target, pairing)
-    # The average distance is 2: (0.6 * (1 - 2) + 0.4 * (3 - 2)) / 3, and a squared difference.
-    assert loss.item() == pytest.approx(-0.2 / 3 + 0.16, abs=1e-6)
+    loss = losses.partner_score_loss(source, target, pairing, 4.0)
+    # The average distance is (1 + 2 + 1 + 4) / 4 = 2.
+    merit = (0.6 * (1 - 2) + 0.4 * (2 - 2) + 0.25 * (1 - 2) + 0.9 * (4 - 2)) / 4
+    assert loss.item() == pytest.approx(merit + 0.16, abs=1e-6)
     loss.backward()
-    assert apart.grad is None and target.grad[0, 2] == 0
-    assert target.grad[0, :2].tolist() == pytest.approx([-0.5 / 3 - 0.4, 0.5 / 3 - 0.4])
+    assert apart.grad is None and target.grad[0, 3] == 0
+    assert source.grad[0, 3].item() == pytest.approx(2 / 4)  # it is to lose its score
+    assert target.grad[0, :2].tolist() == pytest.approx([-0.5 / 4 - 0.4, -0.4])
 
 
 def test_reliability_rewards_points_whose_descriptor_stands_out():

@@ -146,17 +146,20 @@ def score_loss(
 
 
 def partner_score_loss(
-    source_scores: Tensor, target_scores: Tensor, association: Association
+    source_scores: Tensor, target_scores: Tensor, association: Association, farthest: float
 ) -> Tensor:
     """Not of the paper: both images give the same score to the two points that are one.
 
     The paper compares a point with the score map where it comes to lie; but cells around it have
-    scores of their own, below those of the one that found it, and at the edge they are 0.
-    And here distances are taken as they are: what scores should learn from them must not move
-    points apart that score low.
+    scores of their own, below those of the one that found it, and at the edge they are 0. Points
+    without a partner earn no score there, and lose none; here they are as bad as if they had one
+    at the `farthest` distance. And distances are taken as they are: what scores should learn from
+    them must not move points apart that score low.
     """
-    valid, apart = association.valid, association.distance.detach()
-    merit = score_merit(source_scores, target_scores, apart, valid)
+    valid = association.valid
+    apart = association.distance.detach().clamp_max(farthest)
+    partners = torch.where(valid, target_scores, source_scores)
+    merit = score_merit(source_scores, partners, apart, association.visible)
     difference = (source_scores - target_scores).square()
     return merit + masked_mean(difference, valid & (target_scores > 0))  # 0: the border ring
 
@@ -275,7 +278,9 @@ def total_loss(
     if config.score:
         partners = target_scores.gather(1, pairing.nearest)
         if config.score_of == 'partner':
-            parts['score'] = partner_score_loss(source_scores, partners, pairing)
+            parts['score'] = partner_score_loss(
+                source_scores, partners, pairing, config.match_distance
+            )
         else:
             parts['score'] = score_loss(source_scores, partners, sampled, pairing)
         total = total + config.score * parts['score']
