@@ -8,7 +8,7 @@ import pytest
 
 from kp2d_core import Features, match
 from kp2d_core.neighbours import BAND, distance_factors
-from kp2d_core.verification import verify
+from kp2d_core.verification import ENOUGH, distances_to, verify
 
 
 def unit(rows):
@@ -183,6 +183,19 @@ def test_verification_finds_the_outliers(method, seed):
     assert model is not None and model.shape == (3, 3)
     assert inliers[:160].mean() > 0.95
     assert inliers[160:].mean() < 0.25  # by chance some lie near their epipolar line
+
+
+@pytest.mark.parametrize('method', ['homography', 'fundamental', 'essential'])
+def test_of_many_pairs_some_are_enough_to_judge_all(method):
+    views = [two_views(seed, planar=method == 'homography') for seed in (4, 5, 6, 7)]
+    first, second = (np.concatenate([view[side] for view in views]) for side in (0, 1))
+    assert len(first) == 800 > 2 * ENOUGH
+    inliers, model = verify(first, second, method, threshold=2.0, intrinsics=CAMERA)
+    right = np.tile(np.arange(200) < 160, 4)
+    assert inliers[right].mean() > 0.95 and inliers[~right].mean() < 0.25
+    assert verify(first[:200], second[:200], method, intrinsics=CAMERA)[1] is not None
+    off = distances_to(model, method, first[right], second[right], CAMERA)
+    assert np.median(off) < 0.6  # noise of 0.2 px in both
 
 
 def test_verification_with_too_few_or_degenerate_points():
