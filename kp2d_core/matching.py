@@ -77,7 +77,7 @@ def match(
         rows = _one_each(rows, found.nearest)
     indices = np.stack([rows, found.nearest[rows]], axis=1)
     inliers, model = verify(
-        *places(first, second, indices, undistort),
+        *_places(first, second, indices, undistort),
         verification,
         threshold=threshold,
         intrinsics=intrinsics,
@@ -85,7 +85,7 @@ def match(
     return Matches(indices, _distance(found.best[rows]), inliers, model)
 
 
-def places(
+def _places(
     first: Features,
     second: Features,
     indices: NDArray[np.intp],

@@ -85,8 +85,7 @@ def distances_to(
     if method == 'homography':
         there = a @ model.T
         with np.errstate(divide='ignore', invalid='ignore'):
-            off = np.linalg.norm(there[:, :2] / there[:, 2:] - second, axis=1)
-        return np.where(there[:, 2] > 0, off, np.inf)
+            return np.asarray(np.linalg.norm(there[:, :2] / there[:, 2:] - second, axis=1))
     if method == 'essential':
         inverse = np.linalg.inv(np.asarray(intrinsics, np.float64))
         model = inverse.T @ model @ inverse

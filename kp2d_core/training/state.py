@@ -101,7 +101,7 @@ def restore_state(
             saved = _under(tensors, 'average.') or model.network.state_dict()
             for name, value in average.weights.items():
                 value.copy_(saved[name])
-    except (RuntimeError, KeyError, ValueError, IndexError) as error:
+    except (RuntimeError, KeyError, ValueError) as error:
         reason = str(error).split('\n')[0]
         raise FileError(f'the saved state does not fit the configuration: {reason}') from error
     torch.set_rng_state(tensors['random.cpu'])
