@@ -48,7 +48,7 @@ EXTRAS = {
     'onnxruntime': ['onnxruntime>=1.16'],
     'openvino': ['openvino>=2024.4'],
     'tensorrt': ['tensorrt>=10.3,<12', 'cuda-python>=12'],
-    'export': ['onnx>=1.16', 'nncf>=2.14'],
+    'export': ['onnx>=1.16', 'onnxruntime>=1.16'],
     'bags': ['rosbags>=0.10'],
     'eval': ['matplotlib>=3.7', 'pillow>=10'],
     'train': ['torch>=2.4', 'tensorboard>=2.14', 'matplotlib>=3.7', 'pillow>=10', 'rosbags>=0.10'],
@@ -56,8 +56,6 @@ EXTRAS = {
     'ros': [
         'ros-jazzy-rclpy[fastrtps]~=7.1',
         'ros-sensor-msgs~=5.3',
-        'ros-nav-msgs~=5.3',
-        'ros-visualization-msgs~=5.3',
         'ros-diagnostic-msgs~=5.3',
         'ros-std-srvs~=5.3',
     ],

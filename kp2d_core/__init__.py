@@ -7,6 +7,11 @@ except ImportError as error:  # not a requirement of pip: a robot's OpenCV comes
         'kp2d_core needs OpenCV: apt install python3-opencv, or pip install kp2d_ros[opencv]'
     ) from error
 
+try:
+    import safetensors  # noqa: F401
+except ImportError as error:  # it has no rosdep key
+    raise ImportError('kp2d_core needs safetensors: pip install safetensors') from error
+
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.features import Features

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from kp2d_core.commands.arguments import HelpFormatter
 from kp2d_core.errors import FileError
 from kp2d_core.version import __version__
 
@@ -34,16 +35,6 @@ EXTRAS = {
     'rosbags': 'bags',
     'rclpy': 'ros',
 }
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to a help text, where there is one and the text does not tell it."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        told = action.help and '(default' in action.help
-        if told or action.default in (None, False, []):
-            return action.help
-        return super()._get_help_string(action)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,12 +27,12 @@ HARD = {'gravel': (70, 2.5, 1.0), 'coffee': (40, 3.0, 1.0), 'astronaut': (10, 1.
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('-o', '--output', type=Path, default=Path('out'), help='default: out')
-    parser.add_argument('--model', default='small', help='default: small')
+    parser.add_argument('--model', default='auto', help='default: auto')
     parser.add_argument('--hard', action='store_true', help='views that break descriptors')
     args = parser.parse_args()
 
     detector = KeypointDetector.load(args.model)
-    print(f'{args.model} on {detector.runtime.description}')
+    print(f'{detector.runtime.model} on {detector.runtime.description}')
     (show_hard if args.hard else show)(detector, args.output)
     print(f'overlays in {args.output.resolve()}')
     return 0
@@ -70,7 +70,10 @@ def show_hard(detector: KeypointDetector, output: Path) -> None:
 
 
 def photograph(name: str) -> Image:
-    from skimage import data
+    try:
+        from skimage import data
+    except ImportError:
+        raise SystemExit("its photographs are scikit-image's: pip install scikit-image") from None
 
     image = getattr(data, name)()
     return np.asarray(image if image.ndim == 3 else np.stack([image] * 3, axis=2), np.uint8)

@@ -16,6 +16,7 @@ from kp2d_core.images import (
     check_image,
     check_mask,
     prepare,
+    resolve_size,
     size_of,
 )
 from kp2d_core.runtimes import Runtime, open_runtime
@@ -34,7 +35,7 @@ class KeypointDetector:
     @classmethod
     def load(
         cls,
-        model: str | Path,
+        model: str | Path = 'auto',
         *,
         runtime: str = 'auto',
         precision: str = 'auto',
@@ -42,6 +43,7 @@ class KeypointDetector:
     ) -> KeypointDetector:
         """A shipped model by name ('small'), a .safetensors file, or an exported .onnx model.
 
+        model      'auto' takes 'v4' where TensorRT runs on a GPU, else 'small'
         runtime    'auto' takes the best that this machine has; see `kp2d info`
         precision  'fp32', 'fp16' or 'int8'; 'auto': fp32, or what the exported model has
         threads    of the CPU; None leaves it to the runtime
@@ -74,7 +76,13 @@ class KeypointDetector:
         if not nms_radius >= 0:
             raise ValueError(f'nms_radius must be 0 or more, got {nms_radius}')
 
-        network_input, placement = prepare(image, self.runtime.fixed_size or working_size)
+        fixed = self.runtime.fixed_size
+        if fixed and working_size and resolve_size(size_of(image), working_size) != fixed:
+            raise ValueError(
+                f'the model was exported for {fixed[0]}x{fixed[1]} images: it cannot work at '
+                f'another size, {working_size}'
+            )
+        network_input, placement = prepare(image, fixed or working_size)
         height, width = network_input.shape[:2]
         top_k = cells = (height // CELL) * (width // CELL)
         # Mask and suppression drop points after the network ranked them: ask for all then.

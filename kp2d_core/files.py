@@ -20,13 +20,18 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     try:
+        if path.is_symlink():  # what it leads to is to be written, not the link
+            path = path.resolve()
+        if path.exists() and not path.is_file():
+            raise FileError(f'cannot write {path}: it is not a regular file')
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(
             prefix=f'.{path.name}.', suffix=path.suffix, dir=path.parent
         )
         os.close(handle)
-    except OSError as error:
-        raise FileError(f'cannot write {path}: {error.strerror or error}') from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
+        reason = getattr(error, 'strerror', None) or error
+        raise FileError(f'cannot write {path}: {reason}') from error
     temporary = Path(name)
     try:
         yield temporary

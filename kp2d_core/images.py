@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,21 +67,38 @@ def read_image(path: str | Path) -> Image:
         data = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise FileError(f'cannot read {path}: {error.strerror or error}') from error
-    image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB) if data.size else None
+    try:
+        image = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    except cv2.error as error:  # such as a header with more pixels than OpenCV takes
+        raise FileError(f'{path} is not an image that OpenCV can read: {error.err}') from error
     if image is None:
         raise FileError(f'{path} is not an image that OpenCV can read')
-    return image
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def find_images(paths: list[Path]) -> list[Path]:
-    """Files as they are given, folders searched for images, sorted."""
+    """Files as they are given, folders searched for images, links followed, sorted."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(p for p in path.rglob('*') if p.suffix.lower() in IMAGE_SUFFIXES)
+            found += sorted(p for p in _files(path) if p.suffix.lower() in IMAGE_SUFFIXES)
         else:
             found.append(path)
     return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below, each folder once, however many links lead to it."""
+    seen: set[str] = set()
+    for where, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(where)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        # The same order on every file system, and links last: a folder goes by its own name.
+        folders.sort(key=lambda name: (Path(where, name).is_symlink(), name))
+        yield from (Path(where, name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -105,9 +124,7 @@ def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image
     given = size_of(image)
     working = resolve_size(given, working_size)
     if working != given:
-        shrinks = working[0] * working[1] < given[0] * given[1]
-        method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-        image = np.asarray(cv2.resize(image, working, interpolation=method), np.uint8)
+        image = resize(image, working)
     if image.ndim == 2 or image.shape[2] == 1:
         image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
     right, below = -working[0] % CELL, -working[1] % CELL
@@ -118,12 +135,28 @@ def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image
     return np.ascontiguousarray(image), Placement(given, working)
 
 
+def resize(image: Image, size: Size) -> Image:
+    """Averaged where a side shrinks, interpolated where it grows.
+
+    In two steps where one does this and the other that: OpenCV's area method then samples pixels
+    off their centres, and keypoints would be off by as much.
+    """
+    shrunk = min(size[0], image.shape[1]), min(size[1], image.shape[0])
+    if shrunk != size_of(image):
+        image = np.asarray(cv2.resize(image, shrunk, interpolation=cv2.INTER_AREA), np.uint8)
+    if shrunk != size:
+        image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR), np.uint8)
+    return image
+
+
 def resolve_size(given: Size, working_size: Size | int | None) -> Size:
     if working_size is None:
         return given
     if isinstance(working_size, int):
         scale = working_size / max(given)
         working_size = (round(given[0] * scale), round(given[1] * scale))
+    if not isinstance(working_size, tuple | list) or len(working_size) != 2:
+        raise ValueError(f'working_size is (width, height) or one number, got {working_size!r}')
     width, height = working_size
     if min(width, height) < MINIMUM_SIDE:
         raise ValueError(

@@ -49,7 +49,7 @@ def match(
     predicted     (N, 2) where the first set's points are expected in the second image;
                   without it, where they were
     verification  'none', 'homography', 'fundamental' or 'essential' (needs `intrinsics`)
-    threshold     of the verification, in pixels
+    threshold     of the verification, in pixels (for 'essential' those of the image's middle)
     intrinsics    3x3 camera matrix of both images
     undistort     takes pixels (M, 2) to those of a camera without distortion, for the verification
     """
@@ -77,23 +77,14 @@ def match(
         rows = _one_each(rows, found.nearest)
     indices = np.stack([rows, found.nearest[rows]], axis=1)
     inliers, model = verify(
-        *_places(first, second, indices, undistort),
+        first.keypoints[indices[:, 0]],
+        second.keypoints[indices[:, 1]],
         verification,
         threshold=threshold,
         intrinsics=intrinsics,
+        undistort=undistort,
     )
     return Matches(indices, _distance(found.best[rows]), inliers, model)
-
-
-def _places(
-    first: Features,
-    second: Features,
-    indices: NDArray[np.intp],
-    undistort: Callable[[Float], Float] | None,
-) -> tuple[Float, Float]:
-    """Where the matched points (M, 2) are in the two images, undistorted if so wished."""
-    a, b = first.keypoints[indices[:, 0]], second.keypoints[indices[:, 1]]
-    return (a, b) if undistort is None else (undistort(a), undistort(b))
 
 
 def _one_each(rows: NDArray[np.intp], nearest: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import cv2
@@ -33,12 +34,15 @@ def verify(
     *,
     threshold: float = 3.0,
     intrinsics: NDArray[np.float64] | None = None,
+    undistort: Callable[[Float], Float] | None = None,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
     """Which of the pairs of points (M, 2) agree with one geometry, and its 3x3 matrix.
 
     With too few points, or no geometry found, no pair is an inlier and the matrix is None.
     A camera at rest has no epipolar geometry either, but its points stay: where most pairs did
     not move, those are the inliers, and the matrix is None.
+
+    `undistort` takes pixels to those of a camera without distortion, NaN where it has none.
     """
     if method not in METHODS:
         raise ValueError(f"verification must be one of {', '.join(METHODS)}, got '{method}'")
@@ -48,27 +52,36 @@ def verify(
         return np.ones(len(first), bool), None
     if not threshold > 0:
         raise ValueError(f'threshold must be above 0 px, got {threshold}')
-    finite = np.isfinite(np.hstack([first, second])).all(axis=1)
-    if not finite.all():  # a lens of more than 180 degrees sees what has no place in a plane
-        some, geometry = verify(
-            first[finite], second[finite], method, threshold=threshold, intrinsics=intrinsics
-        )
-        agreeing = np.zeros(len(first), bool)
-        agreeing[finite] = some
-        return agreeing, geometry
-    if len(first) < MINIMUM_POINTS[method]:
-        return np.zeros(len(first), bool), None
-
-    if method != 'homography':
+    if method != 'homography' and len(first):
         still = ((second - first) ** 2).sum(axis=1) <= threshold**2
         if still.mean() > AT_REST:
             return still, None
+    if undistort is not None:
+        first, second = undistort(first), undistort(second)
+    # A lens of more than 180 degrees sees what has no place in a plane.
+    placed = np.isfinite(np.hstack([first, second])).all(axis=1)
+    agreeing = np.zeros(len(first), bool)
+    agreeing[placed], model = _agreeing(
+        first[placed], second[placed], method, threshold, intrinsics
+    )
+    return agreeing, model
+
+
+def _agreeing(
+    first: Float,
+    second: Float,
+    method: str,
+    threshold: float,
+    intrinsics: NDArray[np.float64] | None,
+) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
+    if len(first) < MINIMUM_POINTS[method]:
+        return np.zeros(len(first), bool), None
     sample = slice(None, None, -(-len(first) // ENOUGH))
     model, inliers = _estimate(first[sample], second[sample], method, threshold, intrinsics)
     if model is None or inliers is None or np.shape(model) != (3, 3):
         return np.zeros(len(first), bool), None
     model = np.asarray(model, np.float64)
-    if len(first) <= ENOUGH:
+    if len(first) <= ENOUGH and method != 'essential':
         return inliers.ravel().astype(bool), model
     return distances_to(model, method, first, second, intrinsics) <= threshold, model
 
@@ -80,19 +93,28 @@ def distances_to(
     second: Float,
     intrinsics: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """How far pairs of points (M, 2) are from agreeing with a geometry, in pixels."""
+    """How far pairs of points (M, 2) are from agreeing with a geometry, in pixels.
+
+    For the essential matrix it is the angle between rays, in pixels of the image's middle: towards
+    the rim of a wide lens undistorted pixels are stretched, 8 times at 70 degrees.
+    """
     a, b = (np.column_stack([points, np.ones(len(points))]) for points in (first, second))
     if method == 'homography':
         there = a @ model.T
         with np.errstate(divide='ignore', invalid='ignore'):
             return np.asarray(np.linalg.norm(there[:, :2] / there[:, 2:] - second, axis=1))
+    scale, axes = 1.0, 2  # lines in the image
     if method == 'essential':
-        inverse = np.linalg.inv(np.asarray(intrinsics, np.float64))
-        model = inverse.T @ model @ inverse
-    lines, lines_back = a @ model.T, b @ model
+        camera = np.asarray(intrinsics, np.float64)
+        scale, axes = float(np.sqrt(camera[0, 0] * camera[1, 1])), 3  # planes through the camera
+        inverse = np.linalg.inv(camera)
+        rays = a @ inverse.T, b @ inverse.T
+        a, b = (ray / np.linalg.norm(ray, axis=1)[:, None] for ray in rays)
+    across, across_back = a @ model.T, b @ model
     # Sampson's: to the nearest pair of points that agrees.
-    slopes = (lines[:, :2] ** 2).sum(axis=1) + (lines_back[:, :2] ** 2).sum(axis=1)
-    return np.asarray(np.abs((b * lines).sum(axis=1)) / np.sqrt(np.maximum(slopes, 1e-12)))
+    slopes = (across[:, :axes] ** 2).sum(axis=1) + (across_back[:, :axes] ** 2).sum(axis=1)
+    off = np.abs((b * across).sum(axis=1)) / np.sqrt(np.maximum(slopes, 1e-12))
+    return np.asarray(scale * off)
 
 
 def _estimate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Region:
+    """What is read out of a sensor; of no size: all."""
+
+    x_offset: int = 0
+    y_offset: int = 0
+    width: int = 0
+    height: int = 0
+
+
+@dataclass(frozen=True)
 class Info:
     """The fields of a CameraInfo, without ROS."""
 
@@ -31,6 +41,9 @@ class Info:
     r: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
     p: tuple[float, ...] = (0.0,) * 12
     distortion_model: str = 'plumb_bob'
+    binning_x: int = 0
+    binning_y: int = 0
+    roi: Region = Region()
 
 
 def pinhole_info(size: Size, intrinsics: NDArray[np.float64]) -> Info:
@@ -43,6 +56,46 @@ def pinhole_info(size: Size, intrinsics: NDArray[np.float64]) -> Info:
 def uncalibrated_info(size: Size) -> Info:
     """K of zeros, as the message's definition asks of a camera without a calibration."""
     return Info(*size, (0.0,) * 9, r=(0.0,) * 9, distortion_model='')
+
+
+def scaled(info: Any, size: Size) -> Info:
+    """The calibration of the same pictures, resized: centres of pixels are at whole numbers."""
+    x, y = size[0] / info.width, size[1] / info.height
+    return _moved(info, size, np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]]))
+
+
+def read_out(info: Any) -> Info:
+    """Of a whole sensor's calibration, that of the region that is read out, in binned pixels."""
+    x, y = 1 / max(1, info.binning_x), 1 / max(1, info.binning_y)
+    left, top = info.roi.x_offset, info.roi.y_offset
+    width, height = info.roi.width or info.width, info.roi.height or info.height
+    return _moved(
+        info,
+        (int(width * x), int(height * y)),
+        np.array([[x, 0, (x - 1) / 2 - left * x], [0, y, (y - 1) / 2 - top * y], [0, 0, 1]]),
+    )
+
+
+def rectified(info: Any) -> Info:
+    """Of rectified pictures, which P describes; as it is where P is not given."""
+    if not info.p[0]:
+        return read_out(info)
+    straight = replace(read_out(info), d=(), r=Info.r, distortion_model='none')
+    return replace(straight, k=tuple(np.reshape(straight.p, (3, 4))[:, :3].ravel().tolist()))
+
+
+def names_rectified(topic: str) -> bool:
+    """image_proc calls them image_rect, image_rect_color; compressed ones too."""
+    return 'rect' in topic.removesuffix('/compressed').rpartition('/')[2].split('_')
+
+
+def _moved(info: Any, size: Size, pixels: NDArray[np.float64]) -> Info:
+    """The calibration of pictures whose pixels are moved by a 3x3 matrix."""
+    k, p = (pixels @ np.reshape(matrix, (3, -1)) for matrix in (info.k, info.p))
+    return Info(
+        *size, tuple(k.ravel().tolist()), tuple(info.d), tuple(info.r), tuple(p.ravel().tolist()),
+        info.distortion_model,
+    )  # fmt: skip
 
 
 def read_calibration(path: str | Path) -> Info:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cv2
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kp2d_core.features import Float
 from kp2d_core.images import Size
+from kp2d_ros.calibration import Info, read_out, rectified
 
 # distortion_model -> how many coefficients it may have
 _MODELS = {
@@ -22,6 +23,7 @@ _MODELS = {
 }
 
 
+FAITHFUL = 0.1  # pixels that an undistorted point may be off when it is distorted again
 WIDEST = np.deg2rad(89)  # from the axis; beyond, x / z says nothing
 
 
@@ -33,18 +35,24 @@ class CameraModel:
     intrinsics: tuple[float, ...]  # row-major 3x3 K
     distortion: tuple[float, ...] = ()
     fisheye: bool = False  # the equidistant model
-    rotation: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)  # rectification R
+    rotation: tuple[float, ...] = Info.r  # rectification R
+    literal: CameraModel | None = None  # the same, if its binning or region is not to be applied
 
     @property
     def matrix(self) -> NDArray[np.float64]:
         return np.array(self.intrinsics, np.float64).reshape(3, 3)
 
+    def of(self, size: Size) -> CameraModel | None:
+        """The model of images of this size, if it has one."""
+        return next((m for m in (self, self.literal) if m is not None and m.size == size), None)
+
     def bearings(self, points: Float) -> Float:
         """(N, 2) pixels -> (N, 2) rectified (x / z, y / z): the ray of a point is (x, y, 1).
 
-        NaN where a wide lens sees what is beside the camera or behind it.
+        NaN where a wide lens sees what is beside the camera or behind it, and where the
+        distortion cannot be undone.
         """
-        return self._undistort(points, rotation=np.array(self.rotation).reshape(3, 3))
+        return self._from_rays(points, np.array(self.rotation).reshape(3, 3))
 
     def undistorted(self, points: Float) -> Float:
         """(N, 2) pixels -> the pixels of a camera with the same K and no distortion; NaN as above.
@@ -53,26 +61,23 @@ class CameraModel:
         """
         if not self.fisheye and not any(self.distortion):
             return points
-        return self._undistort(points, projection=self.matrix)
+        return self._from_rays(points, self.matrix)
 
-    def _undistort(
-        self,
-        points: Float,
-        rotation: NDArray[np.float64] | None = None,
-        projection: NDArray[np.float64] | None = None,
-    ) -> Float:
+    def _from_rays(self, points: Float, matrix: NDArray[np.float64]) -> Float:
+        """What a matrix makes of the points' rays, as (x / z, y / z)."""
         if not len(points):
             return np.empty((0, 2), np.float32)
-        function = cv2.fisheye.undistortPoints if self.fisheye else cv2.undistortPoints
+        distorted = np.asarray(points, np.float64)[:, None]
         coefficients = np.array(self.distortion or (0.0,) * 4, np.float64)
-        result = function(
-            np.asarray(points, np.float64)[:, None], self.matrix, coefficients,
-            R=rotation, P=projection,
-        )  # fmt: skip
-        undistorted = np.asarray(result, np.float32).reshape(-1, 2)
-        if self.fisheye:
-            undistorted[self._sideways(points)] = np.nan
-        return undistorted
+        if not self.fisheye and not any(self.distortion):
+            flat = (distorted[:, 0] - self.matrix[:2, 2]) / self.matrix[[0, 1], [0, 1]]
+        elif self.fisheye:
+            flat = cv2.fisheye.undistortPoints(distorted, self.matrix, coefficients).reshape(-1, 2)
+            flat[self._sideways(points)] = np.nan
+        else:
+            flat = _undistort(distorted, self.matrix, coefficients)
+        rays = np.column_stack([flat, np.ones(len(flat))]) @ matrix.T
+        return np.asarray(rays[:, :2] / rays[:, 2:], np.float32)
 
     def _sideways(self, points: Float) -> NDArray[np.bool_]:
         """Which rays are (nearly) at 90 degrees to the axis or beyond: no pixel is theirs."""
@@ -87,27 +92,53 @@ class CameraModel:
         return np.asarray(angle >= min(distorted.max(), np.pi / 2))
 
 
-def camera_model(info: Any) -> CameraModel | None:
+def _undistort(
+    points: NDArray[np.float64], matrix: NDArray[np.float64], coefficients: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(N, 1, 2) pixels -> (N, 2) coordinates x / z, y / z; NaN where there are none."""
+    stop = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 1e-4)  # 5 are pixels off
+    if hasattr(cv2, 'undistortPointsIter'):  # OpenCV 4
+        flat = cv2.undistortPointsIter(points, matrix, coefficients, None, None, stop)
+    else:
+        flat = cv2.undistortPoints(points, matrix, coefficients, criteria=stop)
+    flat = np.asarray(flat, np.float64).reshape(-1, 2)
+    rays = np.column_stack([flat, np.ones(len(flat))])
+    again, _ = cv2.projectPoints(rays, np.zeros(3), np.zeros(3), matrix, coefficients)
+    off = np.linalg.norm(again.reshape(-1, 2) - points[:, 0], axis=1)
+    flat[~(off < FAITHFUL)] = np.nan  # the polynomial has turned back before it comes so far
+    return flat
+
+
+def camera_model(info: Any, is_rectified: bool = False) -> CameraModel | None:
     """The model of a CameraInfo; None if it says that the camera is not calibrated.
 
-    ValueError in a sentence if it is damaged.
+    Its P describes rectified images, its K, D and R those that the camera took. ValueError in a
+    sentence if it is damaged.
     """
-    intrinsics = tuple(float(value) for value in info.k)
-    if intrinsics[0] == 0.0:  # how an uncalibrated camera says so
+    if info.k[0] == 0.0:  # how an uncalibrated camera says so
         return None
-    distortion = tuple(float(value) for value in info.d)
-    rotation = tuple(float(value) for value in info.r)
-    if not np.isfinite([*intrinsics, *distortion, *rotation]).all():
+    change = rectified if is_rectified else read_out
+    model = _model(change(info))
+    if info.binning_x > 1 or info.binning_y > 1 or info.roi.width:
+        # Some drivers put them beside what was calibrated with them.
+        whole = Info(
+            info.width, info.height, info.k, info.d, info.r, info.p, info.distortion_model
+        )
+        return replace(model, literal=_model(change(whole)))
+    return model
+
+
+def _model(info: Info) -> CameraModel:
+    numbers = [*info.k, *info.d, *info.r]
+    if not np.isfinite(numbers).all():
         raise ValueError('camera_info holds NaN or infinity')
-    if intrinsics[0] < 0 or intrinsics[4] <= 0 or intrinsics[8] != 1.0:
-        raise ValueError(f'the K of camera_info is no camera matrix: {list(intrinsics)}')
+    if info.k[0] < 0 or info.k[4] <= 0 or info.k[8] != 1.0:
+        raise ValueError(f'the K of camera_info is no camera matrix: {list(info.k)}')
     model = info.distortion_model
     if model not in _MODELS:
         raise ValueError(f"the distortion model '{model}' is not one of {', '.join(_MODELS)[2:]}")
-    if len(distortion) not in _MODELS[model]:
-        raise ValueError(f"camera_info has {len(distortion)} coefficients for '{model}'")
-    if not any(rotation):
-        rotation = CameraModel.rotation
-    return CameraModel(
-        (info.width, info.height), intrinsics, distortion, model == 'equidistant', rotation
-    )
+    if len(info.d) not in _MODELS[model]:
+        raise ValueError(f"camera_info has {len(info.d)} coefficients for '{model}'")
+    k, d, r = (tuple(float(value) for value in values) for values in (info.k, info.d, info.r))
+    rotation = r if any(r) else CameraModel.rotation
+    return CameraModel((info.width, info.height), k, d, model == 'equidistant', rotation)

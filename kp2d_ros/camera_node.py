@@ -18,8 +18,8 @@ from sensor_msgs.msg import CameraInfo, CompressedImage
 from sensor_msgs.msg import Image as ImageMessage
 from std_msgs.msg import Header
 
-from kp2d_core.images import Image, size_of
-from kp2d_ros.calibration import Picture, read_calibration, uncalibrated_info
+from kp2d_core.images import Image, Size, resize, size_of
+from kp2d_ros.calibration import Picture, read_calibration, read_out, scaled, uncalibrated_info
 from kp2d_ros.messages import bytes_of
 from kp2d_ros.overlay import to_jpeg
 from kp2d_ros.process import run_node
@@ -58,6 +58,7 @@ class CameraNode(Node):
         self._source = open_source(source, size=self._size, topic=topic)
         self._info = read_calibration(calibration) if calibration else None
         self._pictures = self._source.pictures()
+        self._shown = False  # any of them
         qos = QoSProfile(
             depth=1,
             reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
@@ -93,25 +94,26 @@ class CameraNode(Node):
 
     def _tick(self) -> None:
         picture = next(self._pictures, None)
-        if picture is None and self._loop:
+        if picture is None and self._loop and self._shown:
             self._pictures = self._source.pictures()
             picture = next(self._pictures, None)
         if picture is None:
             self._timer.cancel()
-            self.finished.set_result(0)
+            if not self._shown:
+                self.get_logger().error(f'{self._source.description} has no usable picture')
+            self.finished.set_result(0 if self._shown else 1)
         elif isinstance(picture, Damage):
             self.get_logger().warning(picture)
         else:
+            self._shown = True
             self._publish(picture)
 
     def _publish(self, picture: Picture) -> None:
         image = picture.image
         header = Header(frame_id=self._frame_id, stamp=self.get_clock().now().to_msg())
-        info = self._info or picture.info
         if self._size is not None and size_of(image) != self._size:
-            image = np.asarray(cv2.resize(image, self._size), np.uint8)
-        if info is None or (info.width, info.height) != size_of(image):
-            info = uncalibrated_info(size_of(image))
+            image = resize(image, self._size)
+        info = self._info_of(picture, size_of(image))
         self._camera_info.publish(
             CameraInfo(
                 header=header, width=int(info.width), height=int(info.height),
@@ -121,9 +123,31 @@ class CameraNode(Node):
         )  # fmt: skip
         self._image.publish(image_message(header, image, self._encoding))
         if self._compressed.get_subscription_count():
-            message = CompressedImage(header=header, format='rgb8; jpeg compressed bgr8')
+            given, kept = ('mono8', 'mono8') if image.ndim == 2 else ('rgb8', 'bgr8')
+            message = CompressedImage(header=header, format=f'{given}; jpeg compressed {kept}')
             message.data = bytes_of(to_jpeg(image, 90))
             self._compressed.publish(message)
+
+    def _info_of(self, picture: Picture, size: Size) -> Any:
+        """The calibration of a picture that is published in this size."""
+        info = self._info or picture.info
+        if info is None or not info.k[0]:
+            return uncalibrated_info(size)
+        width, height = size_of(picture.image)
+        if (info.width, info.height) != (width, height):
+            info = read_out(info)
+        sizes = (
+            f'the calibration is for {info.width}x{info.height} pixels, '
+            f'the pictures have {width}x{height}'
+        )
+        # Less than a pixel apart, so that a size may have been rounded.
+        same_shape = abs(info.width * height - info.height * width) < info.width
+        if (info.width, info.height) != size and not same_shape:
+            self.get_logger().warning(f'{sizes}: camera_info is left uncalibrated', once=True)
+            return uncalibrated_info(size)
+        if (info.width, info.height) not in (size, (width, height)):
+            self.get_logger().info(f'{sizes}: it is scaled', once=True)
+        return scaled(info, size)
 
 
 def image_message(header: Header, image: Image, encoding: str) -> ImageMessage:

@@ -27,6 +27,7 @@ class Health:
     bad_camera_info: str = ''  # why the last camera_info cannot be used
     uncalibrated: str = ''  # why there is no calibration for the last frame, though asked for
     last_problem: str = ''  # the last damaged frame or failure, in a sentence
+    model: str = ''  # what runs, and in what
     runtime: str = ''
     resets: dict[str, int] = field(default_factory=dict)
 
@@ -50,6 +51,7 @@ def status(
         'keypoints': f'{summary.keypoints:.0f}',
         'matches': f'{summary.matches:.0f}',
         'inlier ratio': f'{summary.inlier_ratio:.3f}',
+        'model': health.model or 'not loaded',
         'runtime': health.runtime or 'not loaded',
         **{f'frames {key}': value for key, value in counts.items()},
         **{f'reset: {reason}': count for reason, count in dict(health.resets).items()},

@@ -20,9 +20,11 @@ from std_msgs.msg import Header
 from std_srvs.srv import SetBool, Trigger
 
 from kp2d_core.detector import KeypointDetector
+from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode_compressed
 from kp2d_core.images import read_image
 from kp2d_ros import diagnostics, parameters
+from kp2d_ros.calibration import names_rectified
 from kp2d_ros.camera_model import CameraModel, camera_model
 from kp2d_ros.images import Decoder, image_decoder
 from kp2d_ros.outputs import Outputs
@@ -81,15 +83,22 @@ class KeypointNode(LifecycleNode):
                 precision=str(values['precision']),
                 threads=int(values['threads']) or None,
             )
-            self._mask = read_image(str(values['mask'])).max(axis=2) if values['mask'] else None
         except Exception as error:  # a runtime may fail in ways of its own
-            self._detector = None
             self.get_logger().error(f'cannot load the model: {error}')
             return TransitionCallbackReturn.FAILURE
-        self._health.runtime = self._detector.runtime.description
+        try:
+            self._mask = read_image(str(values['mask'])).max(axis=2) if values['mask'] else None
+        except FileError as error:
+            self._detector = None
+            self.get_logger().error(f'cannot load the mask: {error}')
+            return TransitionCallbackReturn.FAILURE
+        runtime = self._detector.runtime
+        self._health.model, self._health.runtime = runtime.model, runtime.description
         self._pipeline = Pipeline(self._detector, self._mask)
         self._outputs = Outputs(self)
-        self.get_logger().info(f'loaded {values["model"]}: {self._health.runtime}')
+        self.get_logger().info(f'loaded {runtime.model}: {runtime.description}')
+        if runtime.problem:
+            self.get_logger().warning(f'a better runtime does not work: {runtime.problem}')
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -109,7 +118,13 @@ class KeypointNode(LifecycleNode):
             statistics=self.statistics,
         )
         self._health.resets = self._worker.pipeline.resets
-        self._subscribe()
+        try:
+            self._subscribe()
+        except Exception as error:  # rclpy would swallow it
+            self._stop()
+            self.get_logger().error(f'cannot subscribe: {error}')
+            super().on_deactivate(state)
+            return TransitionCallbackReturn.FAILURE
         self._health.active = True
         self.get_logger().info(f'waiting for images on {self._health.topic}')
         return result
@@ -176,12 +191,23 @@ class KeypointNode(LifecycleNode):
         if self._outputs is not None:
             self._outputs.destroy()
         self._outputs = self._detector = self._pipeline = self._mask = self._camera = None
-        self._health.runtime = ''
+        self._health.model = self._health.runtime = ''
 
     # In
 
     def _image_topic(self) -> str:
-        return 'image' if self._values['image_transport'] == 'raw' else 'image/compressed'
+        """To subscribe to; image/compressed goes with image unless it is remapped itself."""
+        compressed = 'image/compressed'
+        if self._values['image_transport'] == 'raw':
+            return 'image'
+        unmapped = self.resolve_topic_name(compressed, only_expand=True)
+        if self.resolve_topic_name(compressed) != unmapped:
+            return compressed
+        return f'{self.resolve_topic_name("image")}/compressed'
+
+    def _rectified(self) -> bool:
+        asked = self._values['image_geometry']
+        return asked == 'rectified' or (asked == 'auto' and names_rectified(self._health.topic))
 
     def _subscribe(self) -> None:
         callback: Any = self._image_arrived  # rclpy's types know of no second argument
@@ -193,15 +219,16 @@ class KeypointNode(LifecycleNode):
         kind = Image if self._values['image_transport'] == 'raw' else CompressedImage
         events = SubscriptionEventCallbacks(incompatible_qos=self._incompatible)
         self._last_sequence, self._last_image = 0, None
-        self._inputs = [
-            self.create_subscription(
-                kind, self._image_topic(), callback, qos, event_callbacks=events
-            ),
+        topic = self._image_topic()
+        self._inputs.append(
+            self.create_subscription(kind, topic, callback, qos, event_callbacks=events)
+        )
+        self._inputs.append(
             self.create_subscription(
                 CameraInfo, 'camera_info', self._camera_info_arrived,
                 QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT),
-            ),
-        ]  # fmt: skip
+            )
+        )  # fmt: skip
 
     def _image_arrived(self, message: Any, info: dict[str, int]) -> None:
         self._last_image = time.monotonic()
@@ -226,7 +253,7 @@ class KeypointNode(LifecycleNode):
 
     def _camera_info_arrived(self, message: CameraInfo) -> None:
         try:
-            self._camera = camera_model(message)
+            self._camera = camera_model(message, self._rectified())
             self._health.bad_camera_info = ''
         except ValueError as error:
             self._camera = None
@@ -251,7 +278,7 @@ class KeypointNode(LifecycleNode):
                 'no calibrated camera_info: bearings are NaN, matches are verified with the '
                 'fundamental matrix'
             )
-        elif camera is not None and camera.size != size:
+        elif camera is not None and camera.of(size) is None:
             self._health.uncalibrated = (
                 f'camera_info is for {camera.size[0]}x{camera.size[1]} images, not '
                 f'{size[0]}x{size[1]}: it is not used'
@@ -274,7 +301,7 @@ class KeypointNode(LifecycleNode):
         health.since_image = None if self._last_image is None else now - self._last_image
         health.wanted = self._outputs is not None and self._outputs.wanted()
         health.publishers = self._inputs[0].get_publisher_count() if self._inputs else 0
-        if not self.count_publishers(self._image_topic()):
+        if not self.count_publishers(health.topic):
             health.incompatible = ''
         name = self.get_fully_qualified_name().lstrip('/')
         message = DiagnosticArray()

@@ -25,7 +25,10 @@ class LivePage:
         self._figures: dict[str, Any] = {}
         self._closed = False
         self._page = shared_file('config/live_page.html').read_bytes()
-        self._server = _Server(('127.0.0.1', port), _handler_of(self))
+        try:
+            self._server = _Server(('127.0.0.1', port), _handler_of(self))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f'port {port} cannot be used, 0 is any free one: {error}') from None
         serve = self._server.serve_forever
         self._thread = threading.Thread(target=serve, args=(0.05,), daemon=True)
         self._thread.start()

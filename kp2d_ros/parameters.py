@@ -67,7 +67,8 @@ _S = Settings()
 
 PARAMETERS: tuple[Parameter, ...] = (
     # The model.
-    fixed('model', 'small', 'A shipped model, a .safetensors file or an exported model.'),
+    fixed('model', 'auto', 'A shipped model, a .safetensors file or an exported model; auto: v4 '
+          'where TensorRT runs on a GPU, else small.'),
     fixed('runtime', 'auto', 'What runs the model; `kp2d info` lists what this machine has.'),
     fixed('precision', 'auto', 'Of the computation, where the runtime can; auto: fp32, or what an '
           'exported model has.', choices=('auto', 'fp32', 'fp16', 'int8')),
@@ -75,6 +76,10 @@ PARAMETERS: tuple[Parameter, ...] = (
     # The input.
     fixed('image_transport', 'raw', 'Subscribe to image (raw) or image/compressed.',
           choices=('raw', 'compressed')),
+    fixed('image_geometry', 'auto', 'Whether the images are raw, as the K and D of camera_info '
+          'say, or rectified, as its P says; auto: rectified if the topic is called image_rect or '
+          'the like.',
+          choices=('auto', 'raw', 'rectified')),
     fixed('reliability', 'auto', 'QoS of the image subscription; auto: best effort, which meets '
           'both kinds of publishers.', choices=('auto', 'best_effort', 'reliable')),
     fixed('mask', '', 'An image file of the size of the frames; keypoints are kept where it '
@@ -106,7 +111,8 @@ PARAMETERS: tuple[Parameter, ...] = (
               'essential with a calibrated camera_info, else fundamental.',
               choices=('auto', *METHODS)),
     Parameter('verification_threshold', _S.verification_threshold,
-              'Pixels that a match may be off that geometry.', range=(0.01, 100.0)),
+              'Pixels that a match may be off that geometry; with a calibrated camera those of '
+              "the image's middle.", range=(0.01, 100.0)),
     Parameter('max_missed', _S.max_missed, 'A track ends when it is missed in more than so many '
               'frames in a row; one that was seen only once, at once.', range=(0, 100)),
     Parameter('max_gap', _S.max_gap, 'Seconds between two frames after which tracks begin anew.',
@@ -125,11 +131,19 @@ def declare(node: Any) -> dict[str, Value]:
     for parameter in PARAMETERS:
         node.declare_parameter(parameter.name, parameter.default, parameter.descriptor())
     values = {p.name: node.get_parameter(p.name).value for p in PARAMETERS}
+    for name in unknown(node):
+        node.get_logger().warning(f"there is no parameter '{name}': it has no effect")
     for parameter in PARAMETERS:
         problem = parameter.check(values[parameter.name])
         if problem is not None:
             raise ValueError(problem)
     return values
+
+
+def unknown(node: Any) -> list[str]:
+    """Parameters that were given to the node and that nothing has declared."""
+    given: dict[str, Any] = node._parameter_overrides
+    return [n for n in given if not node.has_parameter(n) and not n.startswith('qos_overrides.')]
 
 
 def check(changes: Iterable[Any]) -> SetParametersResult:
@@ -156,7 +170,7 @@ def table() -> str:
         if p.choices:
             values = ', '.join(p.choices)
         elif p.range is not None:
-            values = f'{p.range[0]:g} to {p.range[1]:g}'
+            values = f'{p.range[0]} to {p.range[1]}'
         live = 'no' if p.read_only else 'yes'
         default = f'`{str(p.default).lower() if isinstance(p.default, bool) else p.default}`'
         default = default if p.default != '' else 'none'

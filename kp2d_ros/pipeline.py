@@ -10,7 +10,7 @@ import numpy as np
 
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.features import Features, Float
-from kp2d_core.images import Image, Size, size_of
+from kp2d_core.images import Image, size_of
 from kp2d_core.tracking import Tracker, Tracks
 from kp2d_ros.camera_model import CameraModel
 
@@ -84,15 +84,16 @@ class Pipeline:
         reason = self._break_before(frame, settings)
         if reason is not None:
             self.reset(reason)
+        camera = frame.camera.of(features.image_size) if frame.camera is not None else None
         tracks, verified_by = None, 'none'
         if settings.track:
-            tracks, verified_by = self._track(features, frame.camera, settings)
+            tracks, verified_by = self._track(features, camera, settings)
         result = Result(
             frame=frame,
             features=features,
             tracks=tracks,
             previous=self._previous,
-            bearings=_bearings(features, frame.camera) if settings.bearings else None,
+            bearings=_bearings(features, camera) if settings.bearings else None,
             verified_by=verified_by,
             inference_time=inference_time,
             total_time=time.perf_counter() - began,
@@ -128,7 +129,7 @@ class Pipeline:
     def _track(
         self, features: Features, camera: CameraModel | None, settings: Settings
     ) -> tuple[Tracks, str]:
-        method, options = _verification(settings, camera, features.image_size)
+        method, options = _verification(settings, camera)
         self._tracker.max_missed = settings.max_missed
         self._tracker.match_options = {
             'mutual': True,
@@ -140,14 +141,11 @@ class Pipeline:
         return self._tracker.update(features), method
 
 
-def _verification(
-    settings: Settings, camera: CameraModel | None, size: Size
-) -> tuple[str, dict[str, Any]]:
+def _verification(settings: Settings, camera: CameraModel | None) -> tuple[str, dict[str, Any]]:
     """The method, and `match`'s arguments for it."""
-    usable = camera is not None and camera.size == size
     method = settings.verification
-    if method == 'auto' or (method == 'essential' and not usable):
-        method = 'essential' if usable else 'fundamental'
+    if method == 'auto' or (method == 'essential' and camera is None):
+        method = 'essential' if camera is not None else 'fundamental'
     options = {'verification': method, 'threshold': settings.verification_threshold}
     if method == 'essential' and camera is not None:
         # One camera matrix describes undistorted pixels only.
@@ -156,6 +154,6 @@ def _verification(
 
 
 def _bearings(features: Features, camera: CameraModel | None) -> Float:
-    if camera is None or camera.size != features.image_size:
+    if camera is None:
         return np.full((len(features), 2), np.nan, np.float32)
     return camera.bearings(features.keypoints)

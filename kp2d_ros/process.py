@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,7 +13,8 @@ from typing import Any
 
 import rclpy
 import rclpy.utilities
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 
 from kp2d_core.errors import FileError
 from kp2d_ros.worker import THREAD_NAME as WORKER_THREAD
@@ -24,9 +26,19 @@ GRACE = 1.0  # seconds to end cleanly after the signal
 def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = None) -> int:
     """Run a node until SIGINT, SIGTERM, or its future `finished` is done with an exit code."""
     sys.setswitchinterval(SWITCH)
-    rclpy.init(args=None if arguments is None else ['', *arguments])
-    threading.Thread(target=_leave_after_shutdown, daemon=True).start()
+    # rclpy's handler ends the context. Python's would raise KeyboardInterrupt besides, anywhere:
+    # in the clean-up too, where it makes the end of the process one by a signal.
+    signals: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
+    try:
+        rclpy.init(args=None if arguments is None else ['', *arguments])
+    except _rclpy.RCLError as error:  # such as a parameter file that is not there
+        print(str(error).splitlines()[0], file=sys.stderr)
+        return 2
+    if signals:  # it came before rclpy listened
+        rclpy.utilities.try_shutdown()
     node, code = None, 0
+    threading.Thread(target=lambda: _leave_after_shutdown(lambda: code), daemon=True).start()
     try:
         node = make_node()
         executor = SingleThreadedExecutor()
@@ -38,10 +50,13 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
         print(error, file=sys.stderr)
         code = 2
     except rclpy.exceptions.ParameterException as error:
-        print(error, file=sys.stderr)
+        hint = ' (write 4.0, not 4)' if 'DOUBLE' in str(error) else ''
+        print(f'{error}{hint}', file=sys.stderr)
         code = 2
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
+    except Exception:  # among them ExternalShutdownException, and what the end cut short
+        if rclpy.utilities.ok():
+            code = 1
+            raise
     finally:
         if node is not None:
             node.destroy_node()
@@ -55,12 +70,12 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
     return code
 
 
-def _leave_after_shutdown() -> None:
+def _leave_after_shutdown(code: Callable[[], int]) -> None:
     """Loading a model or waiting for one frame of a slow one must not hold up the end."""
     while rclpy.utilities.ok():
         time.sleep(0.1)
     time.sleep(GRACE)
-    _leave(0)
+    _leave(code())
 
 
 def _leave(code: int) -> None:

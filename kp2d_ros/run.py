@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kp2d_core.commands.arguments import positive, size
+from kp2d_core.commands.arguments import HelpFormatter, positive, size
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
 from kp2d_ros.children import start_node
+from kp2d_ros.live_page import LivePage
 from kp2d_ros.share import use_fastdds_profile
 
 END = 1.5  # seconds that a child may take to end
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog='python -m kp2d_ros.run',
         description='Run a camera and the keypoint node, and watch them.',
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     where = result.add_mutually_exclusive_group()
     where.add_argument(
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument('--size', type=size, metavar='WxH', help='of the camera')
     result.add_argument('--once', action='store_true', help='end with the last picture')
     result.add_argument('--seconds', type=float, help='end after so long')
-    result.add_argument('--model', default='small', help='see docs/node.md, as for the next')
+    result.add_argument('--model', default='auto', help='see docs/node.md, as for the next')
     result.add_argument('--runtime', default='auto', help='what runs the model')
     result.add_argument('--precision', default='auto', help='auto, fp32, fp16 or int8')
     result.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
@@ -121,25 +122,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, lambda *_: stop.set())
+    page = LivePage(args.port)
     children: list[Child] = []
     try:
         start(args, children)
-        return watch(args, children, stop)
+        return watch(args, page, children, stop)
     finally:
+        page.close()
         end(children)
 
 
-def watch(args: argparse.Namespace, children: list[Child], stop: threading.Event) -> int:
+def watch(
+    args: argparse.Namespace, page: LivePage, children: list[Child], stop: threading.Event
+) -> int:
     """Print, save and show until told to stop, or until a child has ended."""
     import rclpy
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.signals import SignalHandlerOptions
 
-    from kp2d_ros.live_page import LivePage
     from kp2d_ros.monitor import Monitor
 
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    page = LivePage(args.port)
     monitor = Monitor()
     executor = SingleThreadedExecutor()
     executor.add_node(monitor)
@@ -171,7 +174,6 @@ def watch(args: argparse.Namespace, children: list[Child], stop: threading.Event
                 return _after(ended)
         return 0
     finally:
-        page.close()
         monitor.destroy_node()
         rclpy.utilities.try_shutdown()
 
@@ -188,6 +190,6 @@ def _after(child: Child) -> int:
 if __name__ == '__main__':
     try:
         sys.exit(main())
-    except FileError as error:
+    except (FileError, ValueError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,11 +14,12 @@ import numpy as np
 from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode, decode_compressed
 from kp2d_core.images import IMAGE_SUFFIXES, Size, find_images, read_image
-from kp2d_ros.calibration import Picture
+from kp2d_core.training.bags import IMAGE_TYPES, is_bag, open_bag
+from kp2d_ros.calibration import Picture, names_rectified, rectified
 from kp2d_ros.moving_view import MovingView, default_photograph
 
-BAG_SUFFIXES = frozenset({'.mcap', '.db3', '.bag'})
-IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+FASTEST = 240.0  # Hz that are believed of a recording
+TIMED = 100  # images whose times give the rate of a bag: all may be many gigabytes
 
 
 class Damage(str):
@@ -45,7 +47,7 @@ def open_source(text: str, *, size: Size | None = None, topic: str = '') -> Sour
     path = Path(text).expanduser()
     if not path.exists():
         raise FileError(f"there is no '{text}': give a folder, image, video or bag, or 'webcam'")
-    if path.suffix in BAG_SUFFIXES or (path.is_dir() and (path / 'metadata.yaml').exists()):
+    if is_bag(path):
         return Bag(path, topic)
     if path.is_dir():
         return Folder(path)
@@ -76,7 +78,7 @@ class Video:
         self.description = f'video {path}'
         self._path = path
         capture = _open_capture(str(path))
-        self.rate = float(np.clip(capture.get(cv2.CAP_PROP_FPS), 0.0, 240.0))
+        self.rate = float(np.clip(capture.get(cv2.CAP_PROP_FPS), 0.0, FASTEST))
         capture.release()
 
     def pictures(self) -> Iterator[Picture]:
@@ -126,49 +128,48 @@ class Bag:
     def __init__(self, path: Path, topic: str = '') -> None:
         self.description = f'bag {path}'
         self._path = path
-        with self._reader() as reader:
-            images = {c.topic: c for c in reader.connections if c.msgtype in IMAGE_TYPES}
-            if topic and topic not in images:
-                raise FileError(f'{path} has no images on {topic}, but on: {", ".join(images)}')
-            if not images:
+        with open_bag(self._path) as reader:
+            images = [c for c in reader.connections if c.msgtype in IMAGE_TYPES]
+            topics = list(dict.fromkeys(connection.topic for connection in images))
+            if topic and topic not in topics:
+                raise FileError(f'{path} has no images on {topic}, but on: {", ".join(topics)}')
+            if not topics:
                 raise FileError(f'there are no images in {path}')
-            self.topic = topic or next(iter(images))
-            count = images[self.topic].msgcount
-            seconds = reader.duration * 1e-9
-        self.rate = (count - 1) / seconds if count > 1 and seconds > 0 else 0.0
+            self.topic = topic or topics[0]
+            self.rate = _rate(reader, [c for c in images if c.topic == self.topic])
 
     def pictures(self) -> Iterator[Picture | Damage]:
         beside = self.topic.removesuffix('/compressed').rpartition('/')[0] + '/camera_info'
         info = None
-        with self._reader() as reader:
+        with open_bag(self._path) as reader:
             wanted = [c for c in reader.connections if c.topic in (self.topic, beside)]
-            for connection, _, data in reader.messages(wanted):
-                raw = connection.msgtype == IMAGE_TYPES[0]
-                try:
-                    message = reader.deserialize(data, connection.msgtype)
-                    if connection.topic == beside:
-                        info = _modern_info(message)
+            try:
+                for connection, _, data in reader.messages(wanted):
+                    read = decode if connection.msgtype == IMAGE_TYPES[0] else decode_compressed
+                    try:
+                        message = reader.deserialize(data, connection.msgtype)
+                        if connection.topic == beside:
+                            info = _modern_info(message)
+                            if names_rectified(self.topic):  # which its new name will not say
+                                info = rectified(info)
+                            continue
+                        picture = Picture(read(message), info)
+                    except Exception as error:  # a damaged message makes the reader throw anything
+                        yield Damage(error)
                         continue
-                    picture = Picture(decode(message) if raw else decode_compressed(message), info)
-                except Exception as error:  # a damaged message makes the reader throw anything
-                    yield Damage(error)
-                    continue
-                yield picture
+                    yield picture
+            except Exception as error:  # each storage has errors of its own
+                yield Damage(f'{self._path} is damaged, used up to there: {error}')
 
-    def _reader(self) -> Any:
-        try:
-            from rosbags.highlevel import AnyReader, AnyReaderError
-            from rosbags.typesys import Stores, get_typestore
-        except ImportError:
-            raise FileError('to read bags, install rosbags: pip install rosbags') from None
-        try:
-            reader = AnyReader(
-                [self._path], default_typestore=get_typestore(Stores.ROS2_JAZZY)
-            )
-            reader.open()
-        except (AnyReaderError, OSError, ValueError) as error:
-            raise FileError(f'{self._path} is not a readable bag: {error}') from None
-        return closing(reader)
+
+def _rate(reader: Any, connections: list[Any]) -> float:
+    """Hz of the first messages; 0 if their times do not tell."""
+    times: list[int] = []
+    with suppress(Exception):  # damage is reported where the pictures are read
+        for _, time, _ in islice(reader.messages(connections), TIMED):
+            times.append(time)
+    span = max(times, default=0) - min(times, default=0)
+    return min((len(times) - 1) * 1e9 / span, FASTEST) if span else 0.0
 
 
 def _modern_info(message: Any) -> Any:

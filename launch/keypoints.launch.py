@@ -16,9 +16,10 @@ SHARE = Path(get_package_share_directory('kp2d_ros'))
 # Arguments that are parameters of the keypoint node; empty: as the parameter file has it.
 PARAMETERS = {
     'image_transport': ('image_transport', str, 'raw or compressed'),
-    'model': ('model', str, 'a shipped model, a .safetensors file or an exported model'),
+    'model': ('model', str, 'auto, small, v4, a .safetensors file or an exported model'),
     'runtime': ('runtime', str, 'what runs the model: auto, openvino, onnxruntime, tensorrt, ...'),
     'precision': ('precision', str, 'auto, fp32, fp16 or int8'),
+    'threads': ('threads', int, 'CPU threads of the runtime; 0: it decides'),
     'size': ('working_size', int, 'longer side that the network runs at, in pixels; 0: as it is'),
     'max_keypoints': ('max_keypoints', int, 'keep the best so many'),
     'managed': ('managed', bool, 'true: wait for lifecycle transitions'),

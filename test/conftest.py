@@ -49,3 +49,36 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
         yield
+
+
+# For tests of nodes.
+
+
+@pytest.fixture(scope='session')
+def model(tmp_path_factory) -> Path:
+    """Small and quick, with keypoints that follow the image."""
+    from models import write_responsive_model
+
+    return write_responsive_model(tmp_path_factory.mktemp('model'))
+
+
+@pytest.fixture(scope='session')
+def picture(photographs) -> np.ndarray:
+    return np.ascontiguousarray(photographs['coffee'][:120, :160])
+
+
+@pytest.fixture
+def domain() -> int:
+    """A ROS domain where nobody else is."""
+    from robot import new_domain
+
+    return new_domain()
+
+
+@pytest.fixture
+def robot(domain):
+    from robot import Robot
+
+    robot = Robot(domain)
+    yield robot
+    robot.close()

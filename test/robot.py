@@ -158,6 +158,7 @@ class Robot:
         client = self.node.create_client(kind, name)
         try:
             assert client.wait_for_service(PATIENCE), f'no service {name}'
+            self.spin(0.1)  # an answer is lost if the other side has not found the client yet
             future = client.call_async(request)
             self.wait(future.done, f'an answer of {name}')
             return future.result()

@@ -34,18 +34,18 @@ def test_bench_measures_all_runtimes_in_one_run(tmp_path, capsys):
     )
     onnx.save(model, tmp_path / 'other.onnx')
     command = [
-        'bench', '--models', 'small', '--sizes', '64x48', '--rounds', '1', '--threads', '1',
-        '--top-k', '20', '--beside', str(tmp_path / 'other.onnx'),
+        'bench', '--models', 'small', '--sizes', '60x44', '--rounds', '1', '--threads', '1',
+        '--top-k', '2000', '--beside', str(tmp_path / 'other.onnx'),
         '--json', str(tmp_path / 'figures.json'),
     ]  # fmt: skip
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert BASELINE in printed and 'small int8 openvino' in printed
     report = json.loads((tmp_path / 'figures.json').read_text())
-    rows = report['sizes']['64x48']['rows']
+    rows = report['sizes']['60x44']['rows']
     expected = {BASELINE, 'small fp32 torch', 'small int8 onnxruntime', 'SIFT', 'other'}
     assert expected <= set(rows)
-    assert 'match 20 with 20 of small' in rows
+    assert 'match 48 with 48 of small' in rows  # a cell each
     assert rows[BASELINE]['times_faster'] == 1
     row = rows['small int8 openvino']
     assert row['times_faster'] == pytest.approx(rows[BASELINE]['median_ms'] / row['median_ms'])

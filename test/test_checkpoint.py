@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.numpy import save_file
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
+from kp2d_core.files import atomic_write
 
 
 @pytest.fixture
@@ -140,6 +142,21 @@ def test_a_full_disk_leaves_the_old_file(path):
     assert 'refused: cannot write' in result.stderr
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_only_regular_files_are_replaced(tmp_path):
+    os.mkfifo(tmp_path / 'pipe')
+    with pytest.raises(FileError, match='not a regular file'), atomic_write(tmp_path / 'pipe'):
+        pass
+    assert (tmp_path / 'pipe').is_fifo()
+    (tmp_path / 'link').symlink_to(tmp_path / 'file')
+    with atomic_write(tmp_path / 'link') as temporary:
+        temporary.write_text('new')
+    assert (tmp_path / 'link').is_symlink() and (tmp_path / 'file').read_text() == 'new'
+    (tmp_path / 'loop').symlink_to(tmp_path / 'loop')
+    for impossible in ('loop', 'x' * 300):
+        with pytest.raises(FileError, match='cannot write'), atomic_write(tmp_path / impossible):
+            pass
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

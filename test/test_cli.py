@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from models import write_random_model
 
 from kp2d_core.cli import COMMANDS, main
+from kp2d_core.commands.extract import output_paths
 
 
 @pytest.fixture(scope='module')
@@ -57,14 +59,14 @@ def test_extract(folder, tmp_path, model, capsys):
     arguments = ['extract', str(folder), '-o', str(out), '--overlay', '--model', model]
     assert main([*arguments, '--max-keypoints', '50']) == 0
     assert sorted(p.name for p in out.iterdir()) == [
-        'astronaut.npz', 'astronaut.png', 'coffee.npz', 'coffee.png',
+        'astronaut.keypoints.png', 'astronaut.npz', 'coffee.keypoints.png', 'coffee.npz',
     ]  # fmt: skip
     with np.load(out / 'coffee.npz') as features:
         assert features['keypoints'].shape == (50, 2)
         assert features['descriptors'].shape == (50, 128)
         assert features['image_size'].tolist() == [200, 160]
     original = cv2.imread(str(folder / 'coffee.png'))
-    overlay = cv2.imread(str(out / 'coffee.png'))
+    overlay = cv2.imread(str(out / 'coffee.keypoints.png'))
     changed = (original != overlay).any(axis=2).mean()
     assert 0.01 < changed < 0.6
     assert '2 of 2 images' in capsys.readouterr().out
@@ -87,6 +89,19 @@ def test_extract_keeps_equal_names_of_different_folders_apart(folder, tmp_path, 
     out = tmp_path / 'features'
     assert main(['extract', str(folder), str(other), '-o', str(out), '--model', model]) == 0
     assert len(list(out.glob('*.npz'))) == 3
+    drives = [Path(f'/kitti/{drive}/image_0/{n:06}.png') for drive in ('00', '01') for n in (0, 1)]
+    assert output_paths(drives, out) == [
+        out / f'{drive}_image_0_{n:06}.png.npz' for drive in ('00', '01') for n in (0, 1)
+    ]
+
+
+def test_extract_never_replaces_an_image(folder, model, capsys):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    command = ['extract', str(folder), '-o', str(folder), '--overlay', '--model', model]
+    assert main(command) == 0
+    assert main(command) == 2  # the overlays count as images now
+    assert 'an overlay would replace the image' in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_match_draws(folder, tmp_path, model, capsys):

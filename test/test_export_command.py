@@ -35,6 +35,16 @@ def test_small_images_have_fewer_keypoints_than_the_default(model, tmp_path):
     assert read_exported(output).profile.top_k == 48
 
 
+def test_without_a_name_it_takes_the_model_that_nodes_take(tmp_path, monkeypatch):
+    pytest.importorskip('tensorrt_rtx')
+    monkeypatch.chdir(tmp_path)
+    command = ['export', '--size', '64x48', '--engines', 'engines']
+    assert main(command) == 0
+    assert read_exported('small-64x48-fp32.onnx').architecture.variant == 'small'
+    assert main([*command, '--compute-capability', '86']) == 0
+    assert read_exported('v4-64x48-fp32.onnx').architecture.variant == 'v4'
+
+
 def test_engines_are_built_ahead_and_only_once(model, tmp_path, capsys):
     pytest.importorskip('tensorrt_rtx')
     command = [
@@ -54,7 +64,8 @@ def test_engines_are_built_ahead_and_only_once(model, tmp_path, capsys):
     [
         (['--size', '100x100'], '--size must be multiples of 8, such as 96x96'),
         (['--size', '16x16'], 'must be a multiple of 8 and at least 24'),
-        (['--top-k', '4000'], '--top-k can be at most 3840, the limit of TensorRT'),
+        (['--top-k', '4000', '--tensorrt'], '--top-k can be at most 3840, the limit of TensorRT'),
+        (['--calibrate', 'nowhere'], '--calibrate is for --precision int8'),
         (['--size', '64x48', '--top-k', '49'], 'top_k must be from 1 to 48'),
         (['--precision', 'int8', '--calibrate', 'nowhere'], 'there is no folder nowhere'),
         (['--size', '64x48', '--compute-capability', '87'], 'for compute capability 87'),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
+
 import cv2
 import numpy as np
 import pytest
 
 from kp2d_core.errors import FileError
-from kp2d_core.images import check_image, check_mask, find_images, prepare, read_image
+from kp2d_core.images import check_image, check_mask, find_images, prepare, read_image, resize
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,22 @@ def test_the_way_back_is_half_pixel_correct(working):
     assert placement.to_given(found.astype(np.float32))[0] == pytest.approx(centre, abs=0.05)
 
 
+@pytest.mark.parametrize('given', [(1920, 400), (400, 1920), (300, 200), (1920, 1200)])
+def test_resizing_moves_nothing_even_if_only_one_side_shrinks(given):
+    """A ramp along each side, sampled at pixel centres, stays where it is."""
+    size = (640, 480)
+    for axis in (0, 1):
+        ramp = np.linspace(20, 235, given[axis])
+        image = np.zeros((given[1], given[0]), np.uint8)
+        image[:] = np.rint(ramp if axis == 0 else ramp[:, None])
+        found = resize(image, size).astype(float).mean(axis=axis)
+        centres = (np.arange(size[axis]) + 0.5) * given[axis] / size[axis] - 0.5
+        wanted = np.interp(centres, np.arange(given[axis]), ramp)
+        per_pixel = (ramp[-1] - ramp[0]) / given[axis]
+        inside = slice(5, -5)
+        assert abs((found - wanted)[inside].mean()) < 0.1 * per_pixel + 0.02
+
+
 def test_the_longer_side_keeps_the_aspect():
     _, placement = prepare(np.zeros((480, 640, 3), np.uint8), 320)
     assert placement.working == (320, 240)
@@ -100,3 +118,23 @@ def test_reading_files(tmp_path, photographs):
             read_image(bad)
     with pytest.raises(FileError, match='cannot read'):
         read_image(tmp_path / 'none.png')
+
+
+def test_a_header_with_too_many_pixels_is_refused(tmp_path, photographs):
+    _, png = cv2.imencode('.png', photographs['chelsea'])
+    data = bytearray(png.tobytes())
+    data[16:24] = (1 << 19).to_bytes(4, 'big') * 2
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, 'big')
+    (tmp_path / 'vast.png').write_bytes(data)
+    with pytest.raises(FileError, match='vast.png is not an image that OpenCV can read'):
+        read_image(tmp_path / 'vast.png')
+
+
+def test_linked_folders_are_searched_once(tmp_path):
+    data, links = tmp_path / 'data', tmp_path / 'links'
+    (data / 'deep').mkdir(parents=True)
+    links.mkdir()
+    (data / 'deep' / 'a.png').touch()
+    (links / 'b').symlink_to(data)
+    (data / 'deep' / 'back').symlink_to(links)  # a loop
+    assert find_images([links]) == [links / 'b' / 'deep' / 'a.png']

@@ -13,8 +13,8 @@ from models import write_responsive_model
 FILE = ROOT / 'launch' / 'keypoints.launch.py'
 DOCUMENTED = (
     'image', 'camera_info', 'namespace', 'params_file', 'image_transport', 'model', 'runtime',
-    'precision', 'size', 'max_keypoints', 'managed', 'use_sim_time', 'camera', 'source', 'local',
-    'debug',
+    'precision', 'threads', 'size', 'max_keypoints', 'managed', 'use_sim_time', 'camera',
+    'source', 'local', 'debug',
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,12 @@ def test_answers(page):
 
 def test_it_is_on_loopback_only(page):
     assert page.address.startswith('http://127.0.0.1:')
+
+
+def test_a_port_that_cannot_be_had(page):
+    for port in (int(page.address.split(':')[2].strip('/')), 70_000):
+        with pytest.raises(ValueError, match=f'port {port} cannot be used, 0 is any free one'):
+            LivePage(port)
 
 
 def test_streams_end_when_it_closes():
@@ -166,11 +173,16 @@ def test_run_with_the_camera_of_a_robot_until_the_terminal_is_closed(tmp_path, p
             run.wait_for('live page: ')
             images = robot.publisher(Image, '/front/image_raw')
 
-            def seen() -> bool:
-                images.publish(image_message(picture, time.time()))
-                return ' keypoints   ' in run.output
+            began = time.monotonic()
 
-            robot.wait(seen, 'keypoints of its images')
+            def latencies() -> list[str]:
+                # Stamped in the time of a simulation.
+                images.publish(image_message(picture, 1 + time.monotonic() - began))
+                return re.findall(r'latency ([\d.]+) ms \(p95 ([\d.]+) ms\)', run.output)
+
+            median, p95 = map(float, robot.wait(latencies, 'keypoints of its images')[0])
+            assert 0 < median <= p95 < PATIENCE * 1e3
+            assert ' keypoints   ' in run.output
             assert robot.node.count_subscribers('/front/camera_info') == 1
             code, seconds = run.stop(signal.SIGHUP)
             assert code == 0 and seconds < 5
@@ -186,6 +198,17 @@ def test_run_says_why_it_cannot(tmp_path):
     ) as run:  # fmt: skip
         assert run.process.wait(60) == 1
         assert 'there is no' in run.output and 'Traceback' not in run.output
+
+
+def test_run_names_a_port_in_use(tmp_path, page):
+    port = page.address.split(':')[2].strip('/')
+    with Process(
+        tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(tmp_path / 'out'), '--port', port,
+        '--no-browser', domain=new_domain(),
+    ) as run:  # fmt: skip
+        assert run.process.wait(60) == 2
+        assert f'port {port} cannot be used' in run.output and 'Traceback' not in run.output
+        assert not list((tmp_path / 'out').iterdir())  # nothing was started for it
 
 
 def test_run_has_help():

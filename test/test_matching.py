@@ -202,8 +202,10 @@ def test_of_many_pairs_some_are_enough_to_judge_all(method):
 def test_verification_with_too_few_or_degenerate_points():
     points = np.zeros((20, 2), np.float32)
     for method in ('homography', 'fundamental', 'essential'):
-        inliers, model = verify(points[:3], points[:3], method, intrinsics=CAMERA)
+        inliers, model = verify(points[:3], points[:3] + 9, method, intrinsics=CAMERA)
         assert model is None and not inliers.any()
+        inliers, model = verify(points[:0], points[:0], method, intrinsics=CAMERA)
+        assert model is None and len(inliers) == 0
         inliers, model = verify(points, points, method, intrinsics=CAMERA)
         assert len(inliers) == 20
 

@@ -1,15 +1,13 @@
-"""The keypoint node's life: how it starts, rests and ends, restarts, neighbours."""
+"""The keypoint node's life: its lifecycle, how it rests and ends, restarts, neighbours."""
 
 import signal
 import threading
 import time
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
-from conftest import ROOT
-from models import write_random_model, write_responsive_model
+from models import write_random_model
 
 pytest.importorskip('rclpy')
 
@@ -20,11 +18,10 @@ from rclpy.executors import MultiThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from robot import Process, Robot, image_message, keypoint_node, new_domain
-from sensor_msgs.msg import CompressedImage, Image, PointCloud2
+from robot import Process, Robot, image_message, keypoint_node
+from sensor_msgs.msg import Image, PointCloud2
 from std_srvs.srv import Trigger
 
-from kp2d_core import KeypointDetector
 from kp2d_ros.keypoint_node import KeypointNode
 from kp2d_ros.messages import keypoints_from_cloud, read_points
 from kp2d_ros.worker import THREAD_NAME
@@ -32,28 +29,6 @@ from kp2d_ros.worker import THREAD_NAME
 NODE = '/kp2d/keypoint_node'
 SHUTDOWN = 2.0  # seconds, on a machine that is not too busy; the tests allow for a busy one
 SLACK = 3.0
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory):
-    return write_responsive_model(tmp_path_factory.mktemp('model'))
-
-
-@pytest.fixture
-def domain():
-    return new_domain()
-
-
-@pytest.fixture
-def robot(domain):
-    robot = Robot(domain)
-    yield robot
-    robot.close()
-
-
-@pytest.fixture(scope='module')
-def picture(photographs):
-    return np.ascontiguousarray(photographs['coffee'][:120, :160])
 
 
 def change(robot: Robot, transition: int) -> bool:
@@ -78,6 +53,7 @@ def test_managed_through_its_services(robot, domain, model, tmp_path, picture):
         assert state(robot) == State.PRIMARY_STATE_INACTIVE
         assert 'loaded' in node.output and 'waiting' not in node.output
         assert robot.figures()['runtime'].startswith('torch')
+        assert robot.figures()['model'] == str(model)
         threads, ids = None, set[int]()
         for _ in range(2):  # the second life is like the first
             assert change(robot, Transition.TRANSITION_ACTIVATE)
@@ -107,29 +83,6 @@ def test_managed_through_its_services(robot, domain, model, tmp_path, picture):
         assert state(robot) == State.PRIMARY_STATE_FINALIZED
         code, seconds = node.stop()
         assert code == 0 and seconds < SHUTDOWN + SLACK
-
-
-def test_a_model_that_is_not_there_is_named(robot, domain, tmp_path):
-    with keypoint_node(tmp_path / 'log', domain, tmp_path / 'absent.safetensors') as node:
-        assert node.process.wait(60) == 1
-        assert "there is no model '" in node.output and 'Traceback' not in node.output
-    with keypoint_node(
-        tmp_path / 'log2', domain, tmp_path / 'absent.safetensors', managed='true'
-    ) as node:
-        assert not change(robot, Transition.TRANSITION_CONFIGURE)
-        assert state(robot) == State.PRIMARY_STATE_UNCONFIGURED
-
-
-def test_bad_parameters_at_the_start_are_named(domain, model, tmp_path):
-    for number, (values, sentence) in enumerate([
-        ({'verification': 'magic'}, 'verification must be one of auto'),
-        ({'max_keypoints': 0}, 'max_keypoints'),
-        ({'score_threshold': '.nan'}, 'score_threshold'),
-        ({'nms_radius': 4}, 'nms_radius'),  # 4.0 is meant
-    ]):  # fmt: skip
-        with keypoint_node(tmp_path / f'log{number}', domain, model, **values) as node:
-            assert node.process.wait(60) == 2
-            assert sentence in node.output and 'Traceback' not in node.output
 
 
 @pytest.mark.parametrize(
@@ -242,14 +195,15 @@ def test_beside_other_nodes_under_many_threads_in_sim_time(domain, model, pictur
 
 def test_a_publisher_that_cannot_be_heard_is_named(robot, domain, model, tmp_path, picture):
     qos = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
-    with keypoint_node(tmp_path / 'log', domain, model, reliability='reliable') as node:
+    remap = ('-r', 'image:=/front/image_raw')
+    with keypoint_node(tmp_path / 'log', domain, model, *remap, reliability='reliable') as node:
         node.wait_for('waiting for images')
-        robot.wait(lambda: 'nobody publishes /kp2d/image' in robot.status().message, 'a warning')
-        images = robot.node.create_publisher(Image, '/kp2d/image', qos)
+        robot.wait(lambda: 'nobody publishes /front/image' in robot.status().message, 'a warning')
+        images = robot.node.create_publisher(Image, '/front/image_raw', qos)
         robot.wait(lambda: 'another RELIABILITY' in robot.status().message, 'advice')
         robot.node.destroy_publisher(images)
         heard = robot.listen(PointCloud2, '/kp2d/keypoints')
-        reliable = robot.publisher(Image, '/kp2d/image')
+        reliable = robot.publisher(Image, '/front/image_raw')
         robot.exchange(reliable, image_message(picture, 1.0), heard)
         robot.wait(lambda: 'another' not in robot.status().message, 'its end')
 
@@ -284,26 +238,22 @@ def test_nobody_listens_nothing_is_computed_and_it_wakes_at_once(
             camera.join(5)
 
 
-def test_started_with_compressed_transport_mask_and_parameter_file(
-    robot, domain, model, tmp_path, picture
-):
-    mask = np.zeros(picture.shape[:2], np.uint8)
-    mask[:, 80:] = 255
-    cv2.imwrite(str(tmp_path / 'mask.png'), mask)
-    file = tmp_path / 'parameters.yaml'
-    text = (ROOT / 'config' / 'keypoints.yaml').read_text()
-    file.write_text(text.replace('image_transport: raw', 'image_transport: compressed'))
+def test_a_failed_activation_leaves_nothing_behind(robot, domain, model, tmp_path):
+    remap = ('-r', 'camera_info:=image')
+    with keypoint_node(tmp_path / 'log', domain, model, *remap, managed='true') as node:
+        assert change(robot, Transition.TRANSITION_CONFIGURE)
+        for _ in range(2):
+            assert not change(robot, Transition.TRANSITION_ACTIVATE)
+        node.wait_for('cannot subscribe: ')
+        assert state(robot) == State.PRIMARY_STATE_INACTIVE
+        robot.wait(
+            lambda: not robot.node.get_subscriptions_info_by_topic('/kp2d/image'), 'no listener'
+        )
+
+
+def test_without_its_model_it_stays_unconfigured(robot, domain, tmp_path):
     with keypoint_node(
-        tmp_path / 'log', domain, model, '--params-file', str(file), mask=tmp_path / 'mask.png'
-    ) as node:
-        node.wait_for('waiting for images on /kp2d/image/compressed')
-        images = robot.publisher(CompressedImage, '/kp2d/image/compressed')
-        heard = robot.listen(PointCloud2, '/kp2d/keypoints')
-        data = cv2.imencode('.png', picture[..., ::-1])[1].tobytes()
-        message = CompressedImage(format='png', data=data)
-        message.header = image_message(picture, 5.0).header
-        found = keypoints_from_cloud(robot.exchange(images, message, heard)).features
-        detector = KeypointDetector.load(model, runtime='torch', threads=1)
-        expected = detector.detect(picture, mask=mask, max_keypoints=1000)
-        np.testing.assert_array_equal(found.keypoints, expected.keypoints)
-        assert len(found) > 50 and found.keypoints[:, 0].min() > 79
+        tmp_path / 'log', domain, tmp_path / 'absent.safetensors', managed='true'
+    ):
+        assert not change(robot, Transition.TRANSITION_CONFIGURE)
+        assert state(robot) == State.PRIMARY_STATE_UNCONFIGURED

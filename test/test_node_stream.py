@@ -5,7 +5,6 @@ import time
 import cv2
 import numpy as np
 import pytest
-from models import write_responsive_model
 
 pytest.importorskip('rclpy')
 
@@ -24,11 +23,6 @@ from kp2d_ros.messages import keypoints_from_cloud, read_points
 
 DOMAIN = new_domain()
 NODE = '/kp2d/keypoint_node'
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory):
-    return write_responsive_model(tmp_path_factory.mktemp('model'))
 
 
 @pytest.fixture(scope='module')

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 from models import write_responsive_model
 
 from kp2d_core import KeypointDetector
-from kp2d_ros.calibration import Info, pinhole_info, uncalibrated_info
+from kp2d_ros.calibration import Info, Region, pinhole_info, uncalibrated_info
 from kp2d_ros.camera_model import CameraModel, camera_model
 from kp2d_ros.moving_view import drawn_photograph
 from kp2d_ros.overlay import Overlay, to_jpeg
@@ -192,7 +193,8 @@ DISTORTED = [
 @pytest.mark.parametrize(('model', 'coefficients'), DISTORTED)
 def test_bearings_invert_the_projection(model, coefficients):
     """Rays are projected here by the models' own formulas; bearings must give them back."""
-    rays = np.random.default_rng(0).uniform(-0.4, 0.4, (50, 2))
+    reach = np.array([0.9, 0.65])  # a lens of 84 degrees, to its corners
+    rays = np.random.default_rng(0).uniform(-reach, reach, (200, 2))
     x, y = rays.T
     r2 = x**2 + y**2
     if model == 'equidistant':
@@ -211,6 +213,42 @@ def test_bearings_invert_the_projection(model, coefficients):
     np.testing.assert_allclose(camera.bearings(pixels), rays, atol=2e-4)
     plain = np.stack([300 * x + 320, 310 * y + 240], axis=1)
     np.testing.assert_allclose(camera.undistorted(pixels), plain, atol=0.05)
+
+
+def test_where_a_distortion_cannot_be_undone_there_is_no_bearing():
+    """At 500 px from the middle this polynomial has turned back: no ray comes there."""
+    k = (300.0, 0, 320, 0, 300, 240, 0, 0, 1)
+    camera = camera_model(Info(2000, 480, k, (-0.3, 0.0, 0.0, 0.0, 0.0)))
+    points = np.array([[400, 240], [900, 240]], np.float32)
+    for found in (camera.bearings(points), camera.undistorted(points)):
+        assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+
+
+def test_rectified_images_are_described_by_p():
+    k, p = (300.0, 0, 320, 0, 300, 240, 0, 0, 1), (280.0, 0, 310, 0, 0, 285, 250, 0, 0, 0, 1, 0)
+    turn = tuple(cv2.Rodrigues(np.array([0, 0.1, 0]))[0].ravel())
+    info = Info(640, 480, k, (-0.3, 0.1, 0.0, 0.0, 0.0), r=turn, p=p)
+    point = np.array([[310 + 28, 250 + 57]], np.float32)
+    np.testing.assert_allclose(camera_model(info, True).bearings(point), [[0.1, 0.2]], atol=1e-6)
+    assert abs(camera_model(info).bearings(point)[0, 0] - 0.1) > 0.05
+    assert camera_model(replace(info, p=(0.0,) * 12), True) == camera_model(info)  # P is not given
+
+
+def test_a_calibration_follows_binning_and_region():
+    """Two by two pixels are one, of a part of the sensor; the ray of a place stays the same."""
+    k = (900.0, 0, 640, 0, 900, 480, 0, 0, 1)
+    full = camera_model(Info(1280, 960, k))
+    binned = camera_model(Info(1280, 960, k, binning_x=2, binning_y=2))
+    part = camera_model(
+        Info(1280, 960, k, binning_x=2, binning_y=2, roi=Region(200, 100, 640, 480))
+    )
+    assert (binned.size, part.size) == ((640, 480), (320, 240))
+    assert binned.of((1280, 960)) == full  # calibrated as it is read out, whatever is beside it
+    assert binned.of((640, 480)) is binned and binned.of((320, 240)) is None
+    place = np.array([[400.5, 300.5]], np.float32)  # between four pixels, which become one
+    ray = full.bearings(place)
+    np.testing.assert_allclose(binned.bearings((place - 0.5) / 2), ray, atol=1e-6)
+    np.testing.assert_allclose(part.bearings((place - 0.5 - (200, 100)) / 2), ray, atol=1e-6)
 
 
 def test_a_wide_lens_is_no_pinhole_and_sees_what_has_no_bearing():

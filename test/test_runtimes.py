@@ -18,7 +18,7 @@ from kp2d_core.errors import FileError
 from kp2d_core.export.graph import build_graph
 from kp2d_core.export.profile import Profile
 from kp2d_core.images import prepare
-from kp2d_core.runtimes import available_runtimes, open_runtime
+from kp2d_core.runtimes import available_runtimes, open_runtime, suitable_model
 from kp2d_core.runtimes.compiled import KEPT
 from kp2d_core.runtimes.cuda import cuda_device
 
@@ -27,16 +27,16 @@ COMPILED = ('openvino', 'onnxruntime')
 
 @pytest.fixture(scope='module')
 def models(tmp_path_factory) -> dict[str, str]:
-    """The shipped model if there is one, else random weights; and a random V4 and V0."""
+    """The shipped `small`; and a random V4 and V0."""
     folder = tmp_path_factory.mktemp('models')
     paths = {}
-    for variant in ('v0', 'v4', 'small'):
+    for variant in ('v0', 'v4'):
         checkpoint = random_checkpoint(variant)
         # Untrained scores are all but equal; spread, their order means something.
         weights = {**checkpoint.weights, 'convDb.weight': checkpoint.weights['convDb.weight'] * 20}
         paths[variant] = str(folder / f'{variant}.safetensors')
         save_checkpoint(paths[variant], Checkpoint(checkpoint.architecture, weights))
-    return {**paths, 'small': 'small' if 'small' in shipped_models() else paths['small']}
+    return {**paths, 'small': 'small'}
 
 
 def agreement(found, wanted, pixels: float) -> tuple[float, np.ndarray]:
@@ -135,8 +135,18 @@ def test_exported_file_runs_as_its_weights_do(runtime, batch, mono, tmp_path, ph
     for output in exported.runtime.run(three, 50):
         assert output.shape[:2] == (3, 50)
         np.testing.assert_allclose(output[2], output[0], atol=1e-6)
+    with pytest.raises(ValueError, match='exported for 160x120 images: it cannot work at another'):
+        exported.detect(image, working_size=320)
     with pytest.raises(ValueError, match='exported for 160x120 images, got 64x48'):
         exported.runtime.run(np.zeros((1, 48, 64, 3), np.uint8), 10)
+
+
+@pytest.mark.parametrize('runtime', [*COMPILED, 'torch'])
+def test_read_only_images_are_taken(models, runtime, photographs):
+    image = np.ascontiguousarray(photographs['coffee'][:128, :160])
+    image.flags.writeable = False
+    detector = KeypointDetector.load(models['small'], runtime=runtime, threads=1)
+    assert len(detector.detect(image, max_keypoints=50)) == 50
 
 
 def test_mistakes_get_one_clear_sentence(tmp_path, models):
@@ -167,13 +177,21 @@ def test_auto_says_what_it_took_and_why(models):
     assert open_runtime(models['small'], runtime='torch').reason == 'asked for'
 
 
+def test_the_model_suits_the_runtime_unless_it_is_named(models):
+    assert open_runtime(runtime='openvino', threads=1).model == 'small'
+    assert open_runtime(models['v0'], runtime='openvino', threads=1).model == str(models['v0'])
+    assert open_runtime(threads=1).model == suitable_model(open_runtime(threads=1).name)
+    assert {suitable_model(status.name) for status in available_runtimes()} == {'small', 'v4'}
+    assert {'small', 'v4'} <= set(shipped_models())
+
+
 def test_auto_passes_over_a_runtime_that_is_installed_but_broken(models, tmp_path):
     (tmp_path / 'openvino').mkdir()
     (tmp_path / 'openvino/__init__.py').write_text("raise ImportError('libopenvino.so: missing')")
     code = f"""
 from kp2d_core.runtimes import open_runtime
 runtime = open_runtime({models['small']!r}, threads=1)
-print(runtime.name, '-', runtime.reason)
+print(runtime.name, '-', runtime.reason, '-', runtime.problem)
 """
     path = os.pathsep.join([str(tmp_path), *sys.path])
     result = subprocess.run(
@@ -181,7 +199,7 @@ print(runtime.name, '-', runtime.reason)
         env={**os.environ, 'PYTHONPATH': path},
     )  # fmt: skip
     assert result.stdout.startswith('onnxruntime - the fastest here')
-    assert 'openvino: libopenvino.so: missing' in result.stdout
+    assert result.stdout.endswith(' - openvino: libopenvino.so: missing\n')
 
 
 def test_status_lists_all_runtimes():

@@ -181,6 +181,22 @@ def test_bags_that_cannot_be_used_are_named(bag, tmp_path):
         read_frames(tmp_path / 'absent.mcap')
 
 
+def test_of_a_damaged_bag_the_rest_is_used(bag, tmp_path, capsys):
+    """As a robot leaves it that loses its power. An MCAP file has its index at the end."""
+    file = next(f for f in bag[0].iterdir() if f.suffix in ('.mcap', '.db3'))
+    damaged = tmp_path / file.name
+    data = np.fromfile(file, np.uint8)
+    if file.suffix == '.mcap':
+        data[: len(data) // 2].tofile(damaged)
+        with pytest.raises(FileError, match='not a readable bag'):
+            read_frames(damaged, '/raw')
+    else:
+        data[len(data) // 2 :][:20000] ^= 255
+        data.tofile(damaged)
+        assert 0 < len(read_frames(damaged, '/raw', seconds=0)) < 20
+        assert 'is damaged, used up to there' in capsys.readouterr().err
+
+
 def test_folders_and_bags_mix(bag, tmp_path, photographs):
     cv2.imwrite(str(tmp_path / 'a.png'), photographs['coffee'])
     entries = find_entries([tmp_path, bag[0]], topic='/raw', seconds=0.5)

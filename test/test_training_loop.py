@@ -26,7 +26,7 @@ from kp2d_core import KeypointDetector
 from kp2d_core.checkpoint import load_checkpoint
 from kp2d_core.cli import main
 from kp2d_core.training.state import read_state
-from kp2d_core.training.table import read_table
+from kp2d_core.training.table import Table, read_table
 
 STEPS = '24'
 
@@ -54,6 +54,19 @@ def wait_for_step(state: Path, step: int, process) -> None:
         assert process.poll() is None, finish(process)[1]
         time.sleep(0.01)
     raise AssertionError('no state was written in time')
+
+
+def test_tables_survive_any_number_of_kills(tmp_path):
+    path = tmp_path / 'metrics.csv'
+    Table(path, 0).add({'step': 2, 'loss': 1.0})
+    for _ in range(3):  # killed each time before the next row
+        table = Table(path, 1)
+    table.add({'step': 2, 'loss': 0.5})
+    assert path.read_text().splitlines() == ['step,loss', '2,0.5']
+    path.write_text('step,loss\n2,0.5\nstep,loss\n4,0.25\n6,')
+    assert [row['step'] for row in read_table(path)] == ['2', '4', '6']
+    Table(path, 0).add({'step': 1, 'other': 3})
+    assert path.read_text().splitlines() == ['step,other', '1,3']
 
 
 def test_a_run_leaves_models_tables_curves_and_pictures(finished, photographs):
@@ -190,6 +203,7 @@ def test_mistakes_are_a_sentence(finished, data, tmp_path, capsys):
         (str(data), str(finished)): 'holds a run',
         (str(data), str(tmp_path / 'file' / 'x')): 'cannot make the folder',
         (str(data), str(tmp_path / 'new'), '--resume'): 'nothing to resume',
+        (str(data), str(tmp_path / 'new'), '--resume', '--config', 'v4'): 'leave out --config',
         (str(data), str(tmp_path / 'new'), '--set', 'los.io=1'): 'no setting',
         (str(data), str(tmp_path / 'new'), '--init', 'nothing'): "no model 'nothing'",
         (str(data), str(tmp_path / 'new'), '--set', 'compute.device=qpu'): 'no device',

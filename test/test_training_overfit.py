@@ -1,4 +1,4 @@
-"""Does it learn? Four photographs, seen over and over: every loss falls, recall rises."""
+"""Does it learn? Four photographs, seen over and over: all losses fall, recall rises."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def test_four_photographs_are_learnt(photographs):
     model = TrainingModel(config)
     optimizers = make_optimizers(model, config.optimizer)
     stream = BatchStream(source, 0)
+    unlearnt = io_loss_to_constant(model, source)
     history: dict[str, list[float]] = {}
     for step in range(STEPS):
         batch = next(stream)
@@ -51,23 +52,30 @@ def test_four_photographs_are_learnt(photographs):
     def mean(name: str, begin: int, end: int | None) -> float:
         return float(np.mean(history[name][begin:end]))
 
-    for name in ('location', 'score', 'descriptor', 'io', 'total'):
+    for name in ('location', 'score', 'descriptor', 'total'):
         assert mean(name, -20, None) < mean(name, 0, 3), name
     assert mean('descriptor', -20, None) < 0.25 * mean('descriptor', 0, 3)
     assert mean('location', -20, None) < 0.85 * mean('location', 0, 3)
     assert mean('recall', 0, 10) < 0.3
     assert mean('recall', -20, None) > 0.8
-    # IO-Net's loss falls at once, to that of a constant answer, and its task grows with the share
-    # of inliers. In the end it must do better than any answer that is the same for all pairs.
-    answers = [io_losses(model, next(stream)) for _ in range(3)]
-    loss, loss_of_always_inlier = np.mean(answers, axis=0)
-    outliers = loss_of_always_inlier / 2
-    assert loss < 0.9 * 2 * outliers * (1 - outliers)
+    # IO-Net's task changes: at first nearly all pairs are outliers, which is easily said. So its
+    # loss is judged beside that of the best answer that is the same for all pairs.
+    learnt = io_loss_to_constant(model, source)
+    assert learnt < min(0.9, 0.8 * unlearnt), (unlearnt, learnt)
 
 
 class AlwaysInlier(IONet):
     def forward(self, pairs: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(pairs[:, 0])
+
+
+def io_loss_to_constant(model: TrainingModel, source: PairSource) -> float:
+    """IO-Net's loss on batches that are not trained on, by that of the best constant answer."""
+    stream = BatchStream(source, 10 * STEPS)
+    losses = [io_losses(model, next(stream)) for _ in range(3)]
+    loss, loss_of_always_inlier = np.mean(losses, axis=0)
+    outliers = loss_of_always_inlier / 2
+    return float(loss / (2 * outliers * (1 - outliers)))
 
 
 @torch.no_grad()

@@ -185,6 +185,18 @@ def test_a_photograph_smaller_than_the_view_is_enlarged():
     assert (corners > -0.5).all() and (corners < [49.5, 39.5]).all()
 
 
+def test_an_enlarged_view_is_as_sharp_as_the_photograph_lets_it_be():
+    photograph, factors = (640, 480), (1.0, 2.0, 50.0)
+    coarseness = [
+        pixels_per_view_pixel(
+            sample_target_view(np.random.default_rng(0), photograph, CROPS, enlarged), (160, 128)
+        )
+        for enlarged in factors
+    ]
+    assert coarseness[1] == pytest.approx(2 * coarseness[0])
+    assert coarseness[2] == pytest.approx(480 / 128)  # it shows no more than there is
+
+
 def test_a_schedule_follows_straight_lines():
     schedule = ((0, 0.0), (100, 0.6))
     assert value_at(0, schedule) == 0

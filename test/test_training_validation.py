@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from models import random_checkpoint
 
+from kp2d_core.errors import FileError
 from kp2d_core.evaluation.metrics import warp
 from kp2d_core.training.validation import make_validation, quality
 
@@ -72,3 +73,11 @@ def test_pictures_show_the_pair(sequences):
 def test_a_folder_of_photographs_can_be_validated_on(tmp_path, photographs):
     cv2.imwrite(str(tmp_path / 'coffee.png'), photographs['coffee'])
     assert len(make_validation(tmp_path, []).pairs) == 1
+
+
+def test_unreadable_photographs_held_out_do_not_stop_a_run(tmp_path, capsys):
+    (tmp_path / 'broken.png').write_bytes(b'no image')
+    assert make_validation(None, [tmp_path / 'broken.png']) is None
+    assert 'nothing is validated' in capsys.readouterr().err
+    with pytest.raises(FileError, match='none of the 1 images'):
+        make_validation(tmp_path, [])

@@ -53,3 +53,60 @@ def test_degenerate_geometry_takes_no_time(shift):
     inliers, _ = verify(before, after, 'fundamental', threshold=2.0)
     assert inliers.mean() > 0.98
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize('method', ['fundamental', 'essential'])
+def test_a_camera_at_rest_keeps_even_a_single_point(method):
+    points = np.array([[10, 20], [300, 40], [600, 450]], np.float32)
+    for count in (1, 3):
+        inliers, model = verify(points[:count], points[:count] + 0.5, method, intrinsics=K)
+        assert inliers.all() and model is None
+
+
+def through_a_wide_lens(motion: tuple[float, float, float], noise: float):
+    """Points all around, seen by an equidistant lens of 170 degrees before and after a motion."""
+    random = np.random.default_rng(3)
+    angle, turn = random.uniform(0, np.deg2rad(85), 600), random.uniform(0, 2 * np.pi, 600)
+    sine = np.sin(angle)
+    rays = np.column_stack([sine * np.cos(turn), sine * np.sin(turn), np.cos(angle)])
+    places = rays * random.uniform(3, 8, (600, 1))
+
+    def seen(points):
+        theta = np.arctan2(np.hypot(*points[:, :2].T), points[:, 2])
+        out = points[:, :2] / np.hypot(*points[:, :2].T)[:, None]
+        return 190 * theta[:, None] * out + 256 + random.normal(0, noise, (600, 2))
+
+    return seen(places), seen(places - motion), angle
+
+
+def straightened(pixels):
+    """As of a pinhole camera of the same focal length."""
+    offset = pixels - 256
+    theta = np.linalg.norm(offset, axis=1, keepdims=True) / 190
+    with np.errstate(invalid='ignore'):
+        return np.where(theta < np.deg2rad(89), offset * np.tan(theta) / theta + 256, np.nan)
+
+
+WIDE = np.array([[190.0, 0, 256], [0, 190, 256], [0, 0, 1]])
+
+
+def test_right_pairs_are_kept_up_to_the_rim_of_a_wide_lens():
+    before, after, angle = through_a_wide_lens((0.4, 0.1, 0.2), 0.4)
+    after[::10] = np.random.default_rng(4).uniform(100, 400, (60, 2))
+    right = np.arange(600) % 10 > 0
+    inliers, model = verify(
+        before, after, 'essential', threshold=2.0, intrinsics=WIDE, undistort=straightened
+    )
+    assert model is not None
+    for begin, end in ((0, 30), (30, 60), (60, 80)):
+        ring = right & (np.rad2deg(angle) >= begin) & (np.rad2deg(angle) < end)
+        assert inliers[ring].mean() > 0.93, begin
+    assert inliers[~right].mean() < 0.2
+
+
+def test_a_wide_lens_at_rest_is_seen_to_be_so():
+    before, after, _ = through_a_wide_lens((0.0, 0.0, 0.0), 0.2)
+    inliers, model = verify(
+        before, after, 'essential', threshold=2.0, intrinsics=WIDE, undistort=straightened
+    )
+    assert model is None and inliers.mean() > 0.99

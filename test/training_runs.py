@@ -41,11 +41,10 @@ def environment() -> dict[str, str]:
 
 
 def command(data: Path, out: Path, *more: str, settings: list[str] | None = None) -> list[str]:
-    sets = [f'--set={value}' for value in [*TINY, *(settings or [])]]
+    recipe = ['--config', 'v4', *(f'--set={value}' for value in [*TINY, *(settings or [])])]
     if '--resume' in more:
-        sets = []
-    run = ['train', '--data', str(data), '--out', str(out), '--quiet', '--config', 'v4']
-    return [*run, *sets, *more]
+        recipe = []
+    return ['train', '--data', str(data), '--out', str(out), '--quiet', *recipe, *more]
 
 
 def start(arguments: list[str], **options: object) -> subprocess.Popen[str]:

@@ -28,8 +28,11 @@ def start_up(
         for _ in range(2):
             result = subprocess.run(
                 [sys.executable, '-m', __name__, json.dumps(request)],
-                env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=True,
+                env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False,
             )  # fmt: skip
+            if result.returncode:
+                reason = (result.stderr.strip().splitlines() or ['no reason given'])[-1]
+                raise ValueError(f'{model} on {runtime}, {precision}, did not start: {reason}')
             answers.append(json.loads(result.stdout))
     cold, warm = answers
     return {

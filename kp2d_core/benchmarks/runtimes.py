@@ -12,6 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from kp2d_core.architecture import CELL
 from kp2d_core.benchmarks import contestants as field
 from kp2d_core.benchmarks.contestants import BASELINE, Contestant, WholeWay
 from kp2d_core.benchmarks.process import start_up
@@ -19,7 +20,7 @@ from kp2d_core.benchmarks.timing import summary, time_in_turns
 from kp2d_core.commands.arguments import positive, size
 from kp2d_core.export.profile import PRECISIONS
 from kp2d_core.files import atomic_write
-from kp2d_core.images import Image, Size, prepare, read_image
+from kp2d_core.images import Image, Size, prepare, read_image, size_of
 from kp2d_core.runtimes import available_runtimes
 from kp2d_core.runtimes.protocol import usable_cores
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         '--sizes', nargs='+', type=size, default=[(320, 240), (640, 480)], metavar='WxH',
-        help='of the image',
+        help='of the image (default: 320x240 640x480)',
     )  # fmt: skip
     parser.add_argument(
         '--precisions', nargs='+', choices=PRECISIONS, default=['fp32', 'int8'], help='to time'
@@ -79,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace, photograph: Image, wanted: Size) -> dict[str, Any]:
     """All figures of one size."""
     image = prepare(photograph, wanted)[0]
+    cells = (image.shape[0] // CELL) * (image.shape[1] // CELL)
     top_k = args.top_k or (1000 if wanted[0] * wanted[1] >= 640 * 480 else 300)
+    top_k = min(top_k, cells)
     entries = enter(args, image, top_k)
     timed = {entry.name: entry.run for entry in entries}
     mine = {entry.name: entry.ours for entry in entries if entry.ours}
@@ -101,7 +104,8 @@ def measure(args: argparse.Namespace, photograph: Image, wanted: Size) -> dict[s
         row['not_inference'] = float(np.median(whole[entry.name].shares))
         if not args.quick:
             one = entry.ours
-            row |= start_up(one.model, one.runtime, one.precision, args.threads, wanted, top_k)
+            padded = size_of(image)
+            row |= start_up(one.model, one.runtime, one.precision, args.threads, padded, top_k)
     return {'top_k': top_k, 'rows': rows}
 
 

@@ -205,7 +205,10 @@ def load(settings: Settings, size: tuple[int, int], batch: int) -> TrainingConfi
     config = load_config(settings.config)
     pairs = replace(config.pairs, width=size[0], height=size[1])
     # The plain way has the paper's losses alone.
-    loss = replace(config.loss, descriptor='triplet', location_score_power=0.0, reliability=0.0)
+    loss = replace(
+        config.loss,
+        descriptor='triplet', location_score_power=0.0, reliability=0.0, score_of='map',
+    )  # fmt: skip
     optimizer = replace(config.optimizer, batch=batch)
     return replace(config, pairs=pairs, loss=loss, optimizer=optimizer)
 

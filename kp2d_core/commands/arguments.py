@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.images import Size
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to a help text, where there is one and the text does not tell it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told = action.help and '(default' in action.help
+        if told or action.default is None or action.default is False or action.default == []:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def size(text: str) -> Size:
@@ -33,8 +44,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group('model')
     group.add_argument(
         '--model',
-        default='small',
-        help='a shipped model, a .safetensors file or an exported model',
+        default='auto',
+        help='a shipped model, a .safetensors file or an exported model (default: v4 where '
+        'TensorRT runs on a GPU, else small)',
     )
     group.add_argument(
         '--runtime', default='auto', help='what runs it; `kp2d info` lists what this machine has'
@@ -61,9 +73,12 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_detector(args: argparse.Namespace) -> KeypointDetector:
     """The detector that the arguments of `add_model_arguments` describe."""
-    return KeypointDetector.load(
+    detector = KeypointDetector.load(
         args.model, runtime=args.runtime, precision=args.precision, threads=args.threads
     )
+    if detector.runtime.problem:
+        print(f'a better runtime does not work: {detector.runtime.problem}', file=sys.stderr)
+    return detector
 
 
 def detection_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 
+from kp2d_core.commands.arguments import HelpFormatter
+
 SUBJECTS = {
     'runtimes': ('kp2d_core.benchmarks.runtimes', "the runtimes beside the authors' way"),
     'train': ('kp2d_core.benchmarks.training', 'a training step'),
@@ -23,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             module = importlib.import_module(module_name)
         except ImportError:  # not part of this installation
             continue
-        subject = subjects.add_parser(
-            name, help=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        subject = subjects.add_parser(name, help=summary, formatter_class=HelpFormatter)
         module.add_arguments(subject)
         subject.set_defaults(measure=module.run)
 

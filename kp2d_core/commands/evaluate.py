@@ -26,9 +26,9 @@ DATA is a folder in HPatches layout: one folder for each sequence, with the imag
 (any format) and the homographies H_1_2 ... H_1_6."""
 EXAMPLES = """\
 examples:
-  kp2d evaluate --data hpatches                         the shipped model, 320x240, 300 points
+  kp2d evaluate --data hpatches                         small, 320x240, 300 points
   kp2d evaluate --data hpatches --size 640x480 --top-k 1000 --seeds 10
-  kp2d evaluate --data hpatches --model small mine.safetensors --baselines sift,orb --html report
+  kp2d evaluate --data hpatches --model small v4 mine.safetensors --baselines sift,orb --html out
   kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
   kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
   kp2d evaluate --shift photos --robustness photos --baselines sift

@@ -23,14 +23,17 @@ from kp2d_core.export.quantization import (
 )
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, find_images, read_image
+from kp2d_core.runtimes import available_runtimes, suitable_model
 
 MOST_IMAGES = 64  # to calibrate with; more hardly change the ranges
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        'model', nargs='?', default='small', help='a shipped model or a .safetensors file'
-    )
+        'model', nargs='?', default='auto',
+        help='a shipped model or a .safetensors file (default: what nodes take of themselves, v4 '
+        'for TensorRT engines, else small)',
+    )  # fmt: skip
     parser.add_argument(
         '-o', '--output', type=Path, metavar='FILE',
         help='the ONNX file (default: MODEL-WIDTHxHEIGHT-PRECISION.onnx)',
@@ -41,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     graph.add_argument(
         '--top-k', type=positive, metavar='K',
-        help=f'keypoints that it gives (default: 1000, at most {TENSORRT_TOP_K}, or all cells)',
+        help='keypoints that it gives (default: 1000, or all cells if there are fewer; TensorRT '
+        f'takes at most {TENSORRT_TOP_K})',
     )  # fmt: skip
     graph.add_argument(
         '--batch', type=batch, default=1, metavar='N', help="images at once, or 'dynamic'"
@@ -82,9 +86,13 @@ def batch(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path = find_checkpoint(args.model)
+    engines = bool(args.tensorrt or args.compute_capability)
+    auto = suitable_model('tensorrt' if engines else '')
+    path = find_checkpoint(auto if args.model == 'auto' else args.model)
     checkpoint = load_checkpoint(path)
     profile = profile_of(args)
+    if args.calibrate and profile.precision == 'fp32':
+        raise ValueError('--calibrate is for --precision int8, or to measure what fp16 costs')
     images = read_some(args.calibrate) if args.calibrate else []
     ranges = None
     if profile.precision == 'int8':
@@ -99,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     print(f'{output}: {profile}, {len(graph) / 1e6:.1f} MB')
     if profile.precision != 'fp32':
         print_loss(args, path, output, profile, images)
-    if args.tensorrt or args.compute_capability:
+    if engines:
         build_engines(args, graph, profile)
     return 0
 
@@ -111,7 +119,7 @@ def profile_of(args: argparse.Namespace) -> Profile:
         raise ValueError(f'--size must be multiples of {CELL}, such as {fitting}')
     profile = Profile(height, width, 1, args.batch, args.mono, args.precision)
     top_k = args.top_k or min(1000, profile.cells)
-    if top_k > TENSORRT_TOP_K:
+    if top_k > TENSORRT_TOP_K and (args.tensorrt or args.compute_capability):
         raise ValueError(f'--top-k can be at most {TENSORRT_TOP_K}, the limit of TensorRT')
     return replace(profile, top_k=top_k)
 
@@ -123,8 +131,8 @@ def read_some(folder: Path) -> list[Image]:
     paths = find_images([folder])
     if not paths:
         raise FileError(f'there is no image in {folder}')
-    step = max(1, len(paths) // MOST_IMAGES)
-    return [read_image(path) for path in paths[::step][:MOST_IMAGES]]
+    step = max(1.0, len(paths) / MOST_IMAGES)
+    return [read_image(paths[int(i * step)]) for i in range(min(MOST_IMAGES, len(paths)))]
 
 
 def find_ranges(
@@ -158,7 +166,6 @@ def print_loss(
         return
     from kp2d_core.detector import KeypointDetector
     from kp2d_core.export.comparison import compare, format_comparison
-    from kp2d_core.runtimes import available_runtimes
 
     usable = [s.name for s in available_runtimes() if s.available and s.name != 'torch']
     if not usable:

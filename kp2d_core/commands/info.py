@@ -26,8 +26,11 @@ def describe_machine() -> str:
     for name in shipped_models():
         checkpoint = load_checkpoint(find_checkpoint(name))
         lines.append(f'  {name:10} {_summary(checkpoint)}')
+    statuses = runtimes.available_runtimes()
+    best = next((status.name for status in statuses if status.available), '')
+    lines.append(f'  {"auto":10} {runtimes.suitable_model(best)}, which suits this machine')
     lines += ['', 'runtimes, best first:']
-    for status in runtimes.available_runtimes():
+    for status in statuses:
         lines.append(
             f'  {status.name:12} {"yes" if status.available else "no ":4} {status.detail}'
         )

@@ -15,6 +15,12 @@ from kp2d_core.images import read_image
 from kp2d_core.matching import match
 from kp2d_core.visualize import draw_matches, write_image
 
+GEOMETRIES = {
+    'none': '',
+    'homography': ' of one homography (for scenes with depth: --verification fundamental)',
+    'fundamental': ' of one epipolar geometry',
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('first', type=Path, help='an image')
@@ -29,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument('--max-distance', type=float, help='of descriptors, 0 to 2 (default: off)')
     group.add_argument(
         '--verification', choices=('none', 'homography', 'fundamental'), default='homography',
-        help='geometry that tells inliers from outliers',
+        help='geometry that tells inliers from outliers: homography for a plane or a camera that '
+        'only turns, fundamental for scenes with depth',
     )  # fmt: skip
     group.add_argument('--threshold', type=float, default=3.0, help='of the verification, in px')
 
@@ -49,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     write_image(args.output, draw_matches(*images, first, second, matches))
     print(
         f'{len(first)} and {len(second)} keypoints, {len(matches)} matches, '
-        f'{int(matches.inliers.sum())} inliers, drawn in {args.output}'
+        f'{int(matches.inliers.sum())} inliers{GEOMETRIES[args.verification]}, '
+        f'drawn in {args.output}'
     )
     return 0

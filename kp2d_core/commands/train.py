@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     recipe = parser.add_argument_group('recipe')
     recipe.add_argument(
-        '--config', default='small', metavar='RECIPE',
-        help='small, v0, v1, v2, v3, v4 (those of the paper), or a YAML file',
+        '--config', metavar='RECIPE',
+        help='small, v0, v1, v2, v3, v4 (those of the paper), or a YAML file (default: small)',
     )
     recipe.add_argument(
         '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
@@ -67,9 +67,14 @@ def run(args: argparse.Namespace) -> int:
     from kp2d_core.training.state import read_state
 
     if args.resume:
+        if args.config or args.init:
+            raise ValueError(
+                '--resume goes on with its own recipe and weights: leave out --config and --init; '
+                '--set changes a value'
+            )
         config = read_state(args.out / STATE)[0]
     else:
-        config = load_config(find_recipe(args.config))
+        config = load_config(find_recipe(args.config or 'small'))
         if (args.out / STATE).exists():
             raise ValueError(f'{args.out} holds a run: --resume it, or choose another --out')
     config = override(config, args.assignments)

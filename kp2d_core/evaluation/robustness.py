@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from kp2d_core.evaluation.metrics import detection, matching_score
 from kp2d_core.evaluation.protocol import Extract, in_order_of_score
-from kp2d_core.images import Image, Size, size_of
+from kp2d_core.images import Image, Size, resize, size_of
 
 Matrix = NDArray[np.float64]
 View = tuple[Image, Matrix]  # with where the photograph's pixels are in it
@@ -87,7 +87,7 @@ def _rotate(photograph: Image, degrees: float, size: Size) -> View:
     reach = int(np.ceil(np.hypot(*size)))
     given = size_of(photograph)
     scale = reach / min(given)
-    large = _resize(photograph, (round(given[0] * scale), round(given[1] * scale)))
+    large = resize(photograph, (round(given[0] * scale), round(given[1] * scale)))
     centre = (np.array(size_of(large)) - 1) / 2
     affine = cv2.getRotationMatrix2D((float(centre[0]), float(centre[1])), degrees, 1)
     affine[:, 2] += (np.array(size) - 1) / 2 - centre
@@ -108,7 +108,7 @@ def _zoom(photograph: Image, factor: float, size: Size) -> View:
     to_view = np.array(
         [[x, 0, (0.5 - left) * x - 0.5], [0, y, (0.5 - top) * y - 0.5], [0, 0, 1]], np.float64
     )
-    return _resize(crop, size), to_view
+    return resize(crop, size), to_view
 
 
 def _still(photograph: Image, size: Size) -> View:
@@ -134,19 +134,13 @@ def _add_noise(photograph: Image, sigma: float, size: Size) -> View:
 
 def _crop(photograph: Image, start: int, size: Size) -> View:
     """The photograph resized to a little more than the view, from `start` px on in x and y."""
-    large = _resize(photograph, (size[0] + STEP, size[1] + STEP))
+    large = resize(photograph, (size[0] + STEP, size[1] + STEP))
     view = np.ascontiguousarray(large[start : start + size[1], start : start + size[0]])
     return view, np.array([[1, 0, -start], [0, 1, -start], [0, 0, 1]], np.float64)
 
 
 def _to_image(values: NDArray[np.floating]) -> Image:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
-
-
-def _resize(image: Image, size: Size) -> Image:
-    shrinks = size[0] * size[1] < image.shape[0] * image.shape[1]
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(image, size, interpolation=method), np.uint8)
 
 
 CHANGES = (

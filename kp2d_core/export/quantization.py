@@ -65,7 +65,8 @@ class Calibration:
             'format': FORMAT,
             'checkpoint': self.checkpoint_digest,
             'images': self.images,
-            'ranges': {name: round(value, 6) for name, value in self.ranges.items()},
+            # To the last digit: engines are found by their graph, which these are part of.
+            'ranges': {name: float(value) for name, value in self.ranges.items()},
         }
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(values, indent=2) + '\n')

@@ -11,14 +11,21 @@ from kp2d_core.export.source import ModelSource, missing_onnx, open_source
 from kp2d_core.runtimes.cuda import cuda_device
 from kp2d_core.runtimes.protocol import Outputs, Runtime, RuntimeStatus
 
-__all__ = ['Outputs', 'Runtime', 'RuntimeStatus', 'available_runtimes', 'open_runtime']
+__all__ = [
+    'Outputs',
+    'Runtime',
+    'RuntimeStatus',
+    'available_runtimes',
+    'open_runtime',
+    'suitable_model',
+]
 
 RUNTIMES = ('tensorrt', 'openvino', 'onnxruntime', 'torch')  # the fastest first
 TENSORRT_PACKAGES = ('tensorrt', 'tensorrt_rtx')
 
 
 def open_runtime(
-    model: str | Path,
+    model: str | Path = 'auto',
     *,
     runtime: str = 'auto',
     precision: str = 'auto',
@@ -26,39 +33,49 @@ def open_runtime(
 ) -> Runtime:
     """The runtime of that name with the model loaded; 'auto' takes the best one there is.
 
-    `precision` 'auto' means fp32, or what an exported file has.
+    `model` 'auto' is the shipped model that suits the runtime. `precision` 'auto' means fp32, or
+    what an exported file has.
     """
     if threads is not None and threads < 1:
         raise ValueError(f'threads must be 1 or more, got {threads}')
     if runtime not in ('auto', *RUNTIMES):
         raise ValueError(f"there is no runtime '{runtime}': it is auto, {', '.join(RUNTIMES)}")
-    source = open_source(model, precision)
     if runtime == 'auto':
-        return _open_best(source, threads)
+        return _open_best(model, precision, threads)
     status = _status(runtime)
     if not status.available:
         raise ValueError(f'runtime {runtime} cannot be used here: {status.detail}')
-    opened = open_source_with(runtime, source, threads)
-    opened.reason = 'asked for'
+    chosen = suitable_model(runtime) if model == 'auto' else model
+    opened = open_source_with(runtime, open_source(chosen, precision), threads)
+    opened.model, opened.reason = str(chosen), 'asked for'
     return opened
 
 
-def _open_best(source: ModelSource, threads: int | None) -> Runtime:
+def suitable_model(runtime: str) -> str:
+    """The shipped model for a runtime: v4 for TensorRT, which has the time for it, else small."""
+    return 'v4' if runtime == 'tensorrt' else 'small'
+
+
+def _open_best(model: str | Path, precision: str, threads: int | None) -> Runtime:
     """The first runtime that works, with the reasons against those before it."""
     passed_over: list[str] = []
+    broken: list[str] = []
     for status in available_runtimes():
         if not status.available:
             passed_over.append(f'{status.name}: {status.detail}')
             continue
+        chosen = suitable_model(status.name) if model == 'auto' else model
+        source = open_source(chosen, precision)
         try:
             opened = open_source_with(status.name, source, threads)
         except (ImportError, OSError, RuntimeError) as error:  # installed, but broken
-            passed_over.append(f'{status.name}: {error}')
+            broken.append(f'{status.name}: {error}')
             continue
-        opened.reason = '; '.join([f'the fastest here ({status.detail})', *passed_over])
+        opened.model, opened.problem = str(chosen), '; '.join(broken)
+        opened.reason = '; '.join([f'the fastest here ({status.detail})', *passed_over, *broken])
         return opened
     raise ValueError(
-        'no runtime works here: pip install openvino onnx; ' + '; '.join(passed_over)
+        'no runtime works here: pip install openvino onnx; ' + '; '.join(passed_over + broken)
     )
 
 

@@ -31,7 +31,7 @@ class CompiledRuntime(ABC):
         self.source = source
         self.descriptor_size = source.architecture.descriptor_size
         self.description = self.name
-        self.reason = ''
+        self.model = self.reason = self.problem = ''
         self.fixed_size: Size | None = None
         if source.fixed is not None:
             self.fixed_size = (source.fixed.width, source.fixed.height)

@@ -43,7 +43,7 @@ class OpenVINORuntime(CompiledRuntime):
         outputs = [request.get_tensor(name) for name in ('keypoints', 'scores', 'descriptors')]
 
         def run(images: NDArray[np.uint8]) -> Outputs:
-            images = np.ascontiguousarray(images)
+            images = np.require(images, requirements=('C', 'W'))  # read-only ones it refuses
             request.set_input_tensor(openvino.Tensor(images, shared_memory=True))
             request.infer()
             if profile.batch is None:

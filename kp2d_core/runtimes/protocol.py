@@ -20,7 +20,9 @@ class Runtime(Protocol):
 
     name: str  # as in `KeypointDetector.load(runtime=...)`
     description: str  # library, version, device and precision, for people
+    model: str  # what it runs: a shipped name or a file, for people
     reason: str  # why it was chosen, for people
+    problem: str  # which better runtime is here but broken, for people; '': none
     descriptor_size: int
     fixed_size: Size | None  # (width, height) if it can run at one size only
 

@@ -23,7 +23,7 @@ def network_of(checkpoint: Checkpoint) -> KeyPointNet:
 class TorchRuntime:
     name = 'torch'
     fixed_size: Size | None = None
-    reason = ''
+    model = reason = problem = ''
 
     def __init__(
         self, checkpoint: Checkpoint, *, threads: int | None = None, device: str | None = None
@@ -39,6 +39,7 @@ class TorchRuntime:
     @torch.inference_mode()
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
         size = images.shape[1], images.shape[2]
+        images = np.require(images, requirements='W')
         batch = normalise(torch.from_numpy(images).to(self.device))
         maps = self.network(batch.contiguous(memory_format=torch.channels_last))
         scores, cells = maps.scores.flatten(1).topk(min(top_k, maps.scores[0].numel()), dim=1)

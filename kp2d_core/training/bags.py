@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,10 @@ def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> l
     """RGB frames of a topic (None: every image topic), at least `seconds` apart."""
     frames: list[Image] = []
     damaged: list[str] = []
-    with _open(path) as reader:
+    with open_bag(path) as reader:
         connections = _image_connections(reader, path, topic)
         due = dict.fromkeys((connection.topic for connection in connections), 0)
-        for connection, time, data in reader.messages(connections):
+        for connection, time, data in _whole_messages(reader, connections, path):
             if time < due[connection.topic]:
                 continue
             try:
@@ -51,19 +51,27 @@ def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> l
     return frames
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[Any]:
+def open_bag(path: Path) -> closing[Any]:
+    """A reader of rosbags to be used with `with`; FileError if the file is none of its kinds."""
     try:
-        from rosbags.highlevel import AnyReader, AnyReaderError
-        from rosbags.rosbag2 import ReaderError
+        from rosbags.highlevel import AnyReader
         from rosbags.typesys import Stores, get_typestore
     except ImportError:
         raise FileError('to read bags, install rosbags: pip install rosbags') from None
     try:
-        with AnyReader([path], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as reader:
-            yield reader
-    except (AnyReaderError, ReaderError, OSError) as error:
+        reader = AnyReader([path], default_typestore=get_typestore(Stores.ROS2_JAZZY))
+        reader.open()
+    except Exception as error:  # each storage has errors of its own
         raise FileError(f'{path} is not a readable bag: {error}') from error
+    return closing(reader)
+
+
+def _whole_messages(reader: Any, connections: list[Any], path: Path) -> Iterator[Any]:
+    """The messages up to where the file is damaged, as where a robot lost its power."""
+    try:
+        yield from reader.messages(connections)
+    except Exception as error:  # each storage has errors of its own
+        print(f'{path} is damaged, used up to there: {error}', file=sys.stderr)
 
 
 def _image_connections(reader: Any, path: Path, topic: str | None) -> list[Any]:

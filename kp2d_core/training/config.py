@@ -48,6 +48,10 @@ class HomographyConfig:
     upright: float = 0.0
 
     def __post_init__(self) -> None:
+        if not (self.crop > 0 and 0 < self.scale[0] <= self.scale[1]):
+            raise ValueError(
+                f'crop must be above 0 and scale a range above 0, got {self.crop}, {self.scale}'
+            )
         if self.stretch < 1:
             raise ValueError(f'stretch must be 1 or more, got {self.stretch}')
         if not 0 <= self.upright <= 1:
@@ -76,8 +80,9 @@ class PairsConfig:
                 f'{4 * CELL}, got {self.width}x{self.height}'
             )
         for name in ('mild_share', 'strength'):
-            if not getattr(self, name):
-                raise ValueError(f'pairs.{name} needs at least one [step, share]')
+            steps = [step for step, _ in getattr(self, name)]
+            if not steps or steps != sorted(set(steps)):
+                raise ValueError(f'pairs.{name} needs [step, share] points, the steps rising')
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,12 @@ class LossConfig:
     temperature: float = 0.07
     io_points: int = 300
 
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f'loss.temperature must be above 0, got {self.temperature}')
+        if self.io_points < 2:
+            raise ValueError(f'loss.io_points must be 2 or more, got {self.io_points}')
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -145,6 +156,11 @@ class ComputeConfig:
     precision: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'float32'
     compile: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ('threads', 'workers'):
+            if getattr(self, name) < 0:
+                raise ValueError(f'compute.{name} must be 0 or more, got {getattr(self, name)}')
+
 
 @dataclass(frozen=True)
 class ReportConfig:
@@ -155,9 +171,12 @@ class ReportConfig:
     checkpoint_minutes: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ('log_every', 'validate_every'):
-            if getattr(self, name) < 1:
-                raise ValueError(f'report.{name} must be 1 or more, got {getattr(self, name)}')
+        leasts = {'log_every': 1, 'validate_every': 1, 'validation_photographs': 0}
+        for name, least in leasts.items():
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f'report.{name} must be {least} or more, got {getattr(self, name)}'
+                )
 
 
 @dataclass(frozen=True)
@@ -170,6 +189,10 @@ class TrainingConfig:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f'seed must be 0 or more, got {self.seed}')
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -67,6 +67,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
         device = torch.device(name)
+        if device.type not in ('cpu', 'cuda'):
+            raise RuntimeError
     except RuntimeError:
         raise ValueError(f"there is no device '{name}': auto, cpu, or cuda") from None
     if device.type == 'cuda':

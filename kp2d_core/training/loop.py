@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
 from kp2d_core.training.allocator import keep_freed_memory
-from kp2d_core.training.config import TrainingConfig
+from kp2d_core.training.config import PairsConfig, TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
 from kp2d_core.training.growth import grow, grows_into
 from kp2d_core.training.interruption import Interruption
@@ -76,7 +76,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         entries, held_out = split(entries, config.report.validation_photographs, config.seed)
     photographs = Photographs(
         entries,
-        short_side=1.5 * max(*config.pairs.short_side, config.pairs.height),
+        short_side=largest_useful_side(config.pairs),
         cache_gb=config.compute.cache_gb,
     )
     validation = make_validation(run.validation, held_out) if leads else None
@@ -118,7 +118,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     source = PairSource(photographs, config)
     stream = BatchStream(source, progress.step, rank=processes.rank, processes=processes.count)
     report = Report(run.out, config, progress, run.quiet) if leads else None
-    saved, begin = perf_counter(), perf_counter() - progress.seconds
+    first, saved, begin = progress.step, perf_counter(), perf_counter() - progress.seconds
     model.train()
     while True:
         progress.seconds = perf_counter() - begin
@@ -186,6 +186,8 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         save_checkpoint(run.out / BEST, final)
     report.close()
     draw_curves(run.out)
+    finished = 'finished' if progress.step > first else 'nothing to do, it had finished'
+    print(f'{finished} at step {progress.step}: {run.out / LAST}', file=sys.stderr)
     if photographs.unreadable:
         print(f'{len(photographs.unreadable)} images could not be used', file=sys.stderr)
     return 0
@@ -212,6 +214,12 @@ def validate(
         progress.best, progress.best_step = progress.evaluation['quality'], progress.step
         save_checkpoint(run.out / BEST, replace(checkpoint, evaluation=progress.evaluation))
     report.leave_out(perf_counter() - began)
+
+
+def largest_useful_side(pairs: PairsConfig) -> float:
+    """Pixels of a photograph's shorter side beyond which views get no sharper."""
+    nearest = pairs.height / min(1.0, *pairs.strong.scale)  # if the other view shows all of it
+    return max(1.5 * max(*pairs.short_side, pairs.height), nearest)
 
 
 def note_run(progress: Progress, run: Run, photographs: str, say: bool) -> None:

@@ -54,8 +54,9 @@ def make_pair(
     """Source view, target view, and the homography from source to target."""
     pairs = config.pairs
     size = pairs.width, pairs.height
-    target_to_photograph = sample_target_view(random, size_of(photograph), pairs)
     source_to_target = sample_source_to_target(random, size, homography)
+    enlarged = max(1.0, 1 / pixels_per_view_pixel(source_to_target, size))
+    target_to_photograph = sample_target_view(random, size_of(photograph), pairs, enlarged)
     source = render(photograph, target_to_photograph @ source_to_target, size)
     target = render(photograph, target_to_photograph, size)
     if random.random() < pairs.swap:
@@ -69,14 +70,18 @@ def make_pair(
 
 
 def sample_target_view(
-    random: np.random.Generator, photograph: Size, pairs: PairsConfig
+    random: np.random.Generator, photograph: Size, pairs: PairsConfig, enlarged: float = 1.0
 ) -> Matrix:
-    """The matrix from pixels of the target view to those of the photograph."""
+    """The matrix from pixels of the target view to those of the photograph.
+
+    If the source is so many times `enlarged`, the target shows more of the photograph, as far as
+    there is more: else the source would be a blur, as no camera's view from nearby is.
+    """
     size = pairs.width, pairs.height
     if pairs.framing == 'whole':
         to_photograph = resized_to_given(photograph, size)
     else:
-        zoom = random.uniform(*pairs.short_side) / min(photograph)
+        zoom = random.uniform(*pairs.short_side) / min(photograph) / enlarged
         zoom = max(zoom, size[0] / photograph[0], size[1] / photograph[1])
         room = np.array(photograph) * zoom - size
         corner = random.uniform(0, np.maximum(room, 0))

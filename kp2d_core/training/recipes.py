@@ -17,6 +17,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
     known = shipped_recipes()
     if str(name_or_path) in known:
         return known[str(name_or_path)]
+    if path.suffix or len(path.parts) > 1:
+        raise FileError(f'there is no file {path}')
     raise FileError(
         f"there is no recipe '{name_or_path}': give a YAML file, or one of "
         f'{", ".join(known) or "none"}'

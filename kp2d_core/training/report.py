@@ -132,7 +132,7 @@ def draw_curves(folder: Path) -> Path | None:
     offs = [n for n in ('localization', 'shift4') if _has(validation, n)]
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
     panels: tuple[tuple[str, Rows, list[str]], ...] = (
-        ('losses, each relative to its first value', metrics, losses),
+        ('losses', metrics, losses),
         ('training', metrics, ['recall']),
         ('validation', validation, rates),
         ('validation, pixels', validation, offs),
@@ -140,9 +140,8 @@ def draw_curves(folder: Path) -> Path | None:
     for axis, (title, rows, names) in zip(axes.flat, panels, strict=True):
         for name in names:
             known = [row for row in rows if row.get(name)]  # a resumed run may do without
-            values = [float(row[name]) for row in known]
-            scale = abs(values[0]) or 1.0 if axis is axes[0, 0] else 1.0
-            axis.plot([int(row['step']) for row in known], [v / scale for v in values], label=name)
+            steps, values = [int(row['step']) for row in known], [float(r[name]) for r in known]
+            axis.plot(steps, values, label=name)
         axis.set(title=title, xlabel='step')
         axis.grid(alpha=0.3)
         if names:

@@ -13,17 +13,24 @@ Rows = list[dict[str, str]]
 
 
 class Table:
-    """A CSV file with a column `step`; rows after the step that a run resumes from are dropped."""
+    """A CSV file with a column `step`; rows after the step that a run resumes from are dropped.
+
+    A run that begins anew begins its file anew.
+    """
 
     def __init__(self, path: Path, resume_step: int) -> None:
         self.path = path
         self.columns: list[str] = []
+        if resume_step == 0:
+            path.unlink(missing_ok=True)
         rows = read_table(path)
-        if rows:
-            self.columns = list(rows[0])
+        if path.is_file():
+            with path.open(newline='', errors='replace') as file:
+                self.columns = next(csv.reader(file), [])
             with atomic_write(path) as temporary, temporary.open('w', newline='') as file:
                 writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
+                if self.columns:
+                    writer.writeheader()
                 writer.writerows(row for row in rows if int(row['step']) <= resume_step)
 
     def add(self, row: dict[str, Any]) -> None:
@@ -43,5 +50,6 @@ def read_table(path: Path) -> Rows:
     """All whole rows; none if there is no such file."""
     if not path.is_file():
         return []
-    with path.open(newline='') as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
+    with path.open(newline='', errors='replace') as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return [row for row in rows if row.get('step', '').isdecimal()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.detector import KeypointDetector
+from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import Sequence, load_sequences, rescale
 from kp2d_core.evaluation.protocol import (
     Evaluation,
@@ -87,7 +89,13 @@ def make_validation(folder: Path | None, held_out: list[Entry]) -> Validation | 
     entries: list[Entry] = [*find_photographs([folder])] if folder is not None else held_out
     if not entries:
         return None
-    photographs = Photographs(entries, short_side=2 * SIZE[1])
+    try:
+        photographs = Photographs(entries, short_side=2 * SIZE[1])
+    except FileError:
+        if folder is not None:
+            raise
+        print('no held-out photograph can be read: nothing is validated', file=sys.stderr)
+        return None
     shifted = [photographs[i] for i in range(min(SHIFT_PHOTOGRAPHS, len(photographs)))]
     return Validation(make_pairs(photographs), [], shifted)
 

@@ -1,0 +1,48 @@
+"""How a node's process ends: its exit code, and signals that come early."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip('rclpy')
+
+ENDS = """
+import atexit, os, signal, sys, time
+from rclpy.node import Node
+from rclpy.task import Future
+from kp2d_ros.process import run_node
+
+class Worker(Node):
+    def __init__(self):
+        super().__init__('worker')
+        self.finished = Future()
+        if sys.argv[1] == 'fails':
+            self.finished.set_result(1)
+        if sys.argv[1] == 'breaks':
+            raise RuntimeError('broken')
+
+if sys.argv[1] == 'told before it listens':
+    import rclpy
+    init = rclpy.init
+    def late(**options):
+        os.kill(os.getpid(), signal.SIGINT)
+        init(**options)
+    rclpy.init = late
+atexit.register(time.sleep, 3)  # as native libraries may take their time
+sys.exit(run_node(Worker, []))
+"""
+
+
+@pytest.mark.parametrize(
+    ('how', 'code'), [('fails', 1), ('breaks', 1), ('told before it listens', 0)]
+)
+def test_the_exit_code_is_kept_and_an_early_signal_heard(domain, how, code):
+    ended = subprocess.run(
+        [sys.executable, '-c', ENDS, how], timeout=30, capture_output=True, text=True,
+        env={**os.environ, 'ROS_DOMAIN_ID': str(domain)},
+    )  # fmt: skip
+    assert ended.returncode == code
+    assert ('RuntimeError: broken' if how == 'breaks' else '') in ended.stderr
+    assert how == 'breaks' or ended.stderr == ''

@@ -1,0 +1,66 @@
+"""The weights that ship: complete, good enough to trust, and as good as their cards say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kp2d_core import KeypointDetector
+from kp2d_core.checkpoint import WEIGHTS_FOLDER, find_checkpoint, load_checkpoint, shipped_models
+from kp2d_core.evaluation.hpatches import load_sequences
+from kp2d_core.evaluation.protocol import evaluate
+from kp2d_core.matching import match
+
+METRICS = ('repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore')
+FLOOR = (0.67, 1.10, 0.32, 0.56, 0.64, 0.42)  # on hpatches_mini at 320x240 with 300 points
+CHANCE = 0.02  # of RANSAC, in the means of ten runs: processors differ in the last digit
+MODELS = ('small', 'v4')
+
+
+def test_both_models_ship_and_are_small_enough():
+    assert shipped_models() == sorted(MODELS)
+    sizes = [path.stat().st_size for path in WEIGHTS_FOLDER.glob('*.safetensors')]
+    assert sum(sizes) < 25e6
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_a_model_comes_with_its_card_its_int8_ranges_and_its_origin(name):
+    checkpoint = load_checkpoint(find_checkpoint(name))
+    assert checkpoint.architecture.variant == name
+    assert checkpoint.step > 0 and checkpoint.notes
+    assert (WEIGHTS_FOLDER / f'{name}.int8.json').is_file()
+    card = (WEIGHTS_FOLDER / f'{name}.md').read_text()
+    for heading in ('Data', 'Recipe', 'Figures', 'Where it fails'):
+        assert f'## {heading}' in card
+    for picture in re.findall(r'!\[.*?\]\((.*?)\)', card):
+        assert (WEIGHTS_FOLDER / picture).resolve().is_file()
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_a_model_matches_two_photographs_of_one_thing(name, photographs):
+    detector = KeypointDetector.load(name, threads=2)
+    first, second = (
+        detector.detect(photographs[f'motorcycle_{side}'], max_keypoints=500)
+        for side in ('left', 'right')
+    )
+    matches = match(first, second, verification='fundamental')
+    left, right = matches.indices.T
+    rows_apart = first.keypoints[left, 1] - second.keypoints[right, 1]
+    assert (abs(rows_apart) < 3).sum() > 150  # a stereo pair: the same row in both
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_a_model_is_as_good_as_its_card_says_and_above_the_floor(name, shared_data):
+    sequences = load_sequences(shared_data / 'hpatches_mini')
+    detector = KeypointDetector.load(name)
+    means = evaluate(detector.detect, sequences, size=(320, 240), top_k=300, seeds=10).mean()
+    found = [means[metric] for metric in METRICS]
+    card = (WEIGHTS_FOLDER / f'{name}.md').read_text()
+    row = re.search(rf'\| \*\*{name}\*\* \|(.+)\|', card)
+    assert row is not None
+    said = [float(value.strip(' *')) for value in row[1].split('|')]
+    assert found == pytest.approx(said, abs=0.03)
+    for metric, value, floor in zip(METRICS, found, FLOOR, strict=True):
+        chance = CHANCE if metric.startswith('cor') else 0.0
+        assert value <= floor if metric == 'localization' else value >= floor - chance, metric
