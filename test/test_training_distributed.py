@@ -23,13 +23,12 @@ TORCHRUN = [
 ]  # fmt: skip
 
 # Batch norm by its running statistics: by those of the batch, two halves differ from the whole.
-# All else is as in training: the same pairs, losses, IO-Net, wrapper.
+# All else is as in training: the same pairs, losses, IO-Net, averaging.
 GRADIENTS = """
 import sys
 from pathlib import Path
 import torch
 from safetensors.torch import save_file
-from torch.nn.parallel import DistributedDataParallel
 from kp2d_core.training.config import TrainingConfig, override
 from kp2d_core.training.distributed import join_processes
 from kp2d_core.training.model import TrainingModel
@@ -39,19 +38,31 @@ from kp2d_core.training.photographs import Photographs, find_photographs
 data, out, *settings = sys.argv[1:]
 config = override(TrainingConfig(), [*settings, 'network.dropout=0.0', 'optimizer.batch=4'])
 photographs = Photographs(find_photographs([Path(data)]))
-with join_processes('cpu') as processes:
-    torch.manual_seed(0)
+
+def gradients(processes):
+    torch.manual_seed(processes.rank)  # the first one's weights are shared
     model = TrainingModel(config).eval()
-    wrapped = DistributedDataParallel(model) if processes.count > 1 else model
+    processes.share(model)
     stream = BatchStream(
         PairSource(photographs, config), 3, rank=processes.rank, processes=processes.count
     )
     batch = next(stream)
     stream.close()
-    loss, _ = wrapped(batch.images, batch.source_to_target, 0)
+    loss, _ = model(batch.images, batch.source_to_target, 0)
     loss.backward()
+    processes.average_gradients(model)
     if processes.rank == 0:
         save_file({n: p.grad.contiguous() for n, p in model.named_parameters()}, out)
+
+def gloo_threads():
+    names = [task.joinpath('comm').read_text() for task in Path('/proc/self/task').iterdir()]
+    return [name for name in names if 'gloo' in name]
+
+with join_processes('cpu') as processes:
+    gradients(processes)
+    during = gloo_threads()
+assert processes.count == 1 or during, 'gloo is no longer recognised by its threads'
+assert not gloo_threads(), 'these may abort the process while Python ends'
 """
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 TIMEOUT = timedelta(minutes=5)  # a silent process counts as dead after it; validation takes less
 
@@ -39,6 +40,38 @@ class Processes:
         message = torch.tensor([float(not flag)], device=self.device)
         dist.all_reduce(message)
         return message.item() == 0
+
+    @torch.no_grad()
+    def share(self, module: nn.Module) -> None:
+        """Give all processes the weights and buffers of the first."""
+        if self.count == 1:
+            return
+        for tensor in (*module.parameters(), *module.buffers()):
+            whole = tensor.contiguous()
+            dist.broadcast(whole, 0)
+            tensor.copy_(whole)
+
+    @torch.no_grad()
+    def average_gradients(self, module: nn.Module) -> None:
+        """Make each gradient the mean over all processes, in one message.
+
+        DistributedDataParallel would send while it computes, which gains little with so few
+        weights. But it never lets go of the group, whose threads then outlive it, and at times
+        abort the process while Python ends.
+        """
+        if self.count == 1:
+            return
+        gradients = []
+        for parameter in module.parameters():
+            if parameter.grad is None:  # no loss reaches it
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        message = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(message)
+        message /= self.count
+        parts = message.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def lost(self, error: RuntimeError) -> bool:
         """Whether the error says that another process does not answer any more."""

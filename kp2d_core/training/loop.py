@@ -11,7 +11,6 @@ from time import perf_counter
 import cv2
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
@@ -108,7 +107,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
             torch.manual_seed(hash((config.seed, processes.rank, progress.step)))
     if config.compute.compile:
         model.network.compile()
-    step_of: nn.Module = DistributedDataParallel(model) if processes.count > 1 else model
+    processes.share(model)
 
     def save() -> None:
         progress.loss_scale = scaler.state_dict()
@@ -129,7 +128,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
 
         # Forward, losses
         batch = next(stream).to(device)
-        loss, parts = step_of(batch.images, batch.source_to_target, progress.step)
+        loss, parts = model(batch.images, batch.source_to_target, progress.step)
         if not torch.isfinite(loss):
             raise ValueError(
                 f'the loss is {float(loss)} at step {progress.step}; {run.out / STATE} is intact'
@@ -139,6 +138,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         rate = learning_rate(config.optimizer, progress.step, spent)
         model.zero_grad(set_to_none=True)
         scaler.scale(loss).backward()
+        processes.average_gradients(model)
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
             for group in optimizer.param_groups:

@@ -14,33 +14,14 @@ from kp2d_core.training.precision import computing_type
 
 
 class TrainingModel(nn.Module):
-    """Images and homographies in, loss out: one call, which DistributedDataParallel can wrap."""
+    """Images and homographies in, loss out."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__()
         self.config = config
         self.network = KeyPointNet(config.network.architecture(), config.network.dropout)
         self.io_net = IONet()
-        self._freeze_what_no_loss_reaches()
         self.to(memory_format=self.memory_format)  # type: ignore[call-overload]
-
-    def _freeze_what_no_loss_reaches(self) -> None:
-        """So that several processes do not wait for its gradient."""
-        network, loss = self.network, self.config.loss
-        described = loss.descriptor != 'none' and loss.descriptor_weight > 0
-        located = loss.location > 0 or (loss.score > 0 and loss.score_of == 'map')
-        for part, reached in (
-            (self.io_net, loss.io > 0),
-            (network.convDa, loss.score > 0 or loss.reliability > 0),
-            (network.convDb, loss.score > 0 or loss.reliability > 0),
-            (network.convPa, located or loss.io > 0),
-            (network.convPb, located or loss.io > 0),
-            (network.convFa, described or loss.io > 0),
-            (network.convFb, (described or loss.io > 0) and self.config.network.upsample),
-            (network.convFaa, described or loss.io > 0),
-            (network.convFbb, described or loss.io > 0),
-        ):
-            part.requires_grad_(reached)
 
     def forward(
         self, images: Tensor, source_to_target: Tensor, step: int
