@@ -104,6 +104,7 @@ def test_override_reaches_every_depth():
         ('report.validation_photographs=-1', '0 or more'),
         ('seed=-1', '0 or more'),
         ('photometric.blur=[2]', 'odd'),
+        ('photometric.sharpen=-1', '0 or more'),
         ('pairs.strong.upright=2', 'from 0 to 1'),
         ('optimizer.learning_rate=0', 'above 0'),
         ('optimizer.kernel_rate=-1', 'above 0'),

@@ -42,10 +42,12 @@ def test_hue_keeps_grays_and_returns_after_a_turn():
     assert sorted(turned.round(6)) == [0, 0, 255]
 
 
-@pytest.mark.parametrize('name', ['brightness', 'contrast', 'saturation', 'hue', 'noise', 'blur'])
+@pytest.mark.parametrize(
+    'name', ['brightness', 'contrast', 'saturation', 'hue', 'noise', 'blur', 'sharpen']
+)
 def test_each_change_really_happens(photographs, name):
     """In the reference, the colour jitter was drawn and never applied."""
-    value = {'hue': 0.2, 'noise': 0.05, 'blur': (5,)}.get(name, (0.5, 0.6))
+    value = {'hue': 0.2, 'noise': 0.05, 'blur': (5,), 'sharpen': 1.5}.get(name, (0.5, 0.6))
     config = PhotometricConfig(**{**vars(CALM), name: value})
     random = np.random.default_rng(1)
     image = photographs['coffee']
@@ -61,6 +63,9 @@ def test_each_change_really_happens(photographs, name):
         assert np.ptp(after, axis=2).mean() < 0.7 * np.ptp(before, axis=2).mean()
     if name == 'blur':
         assert cv2.Laplacian(after, cv2.CV_64F).std() < cv2.Laplacian(before, cv2.CV_64F).std()
+    if name == 'sharpen':
+        assert cv2.Laplacian(after, cv2.CV_64F).std() > cv2.Laplacian(before, cv2.CV_64F).std()
+        assert after.mean() == pytest.approx(before.mean(), abs=1)
 
 
 def test_jitter_covers_its_range_and_differs_between_the_views():

@@ -95,10 +95,13 @@ class PhotometricConfig:
     hue: float = 0.2
     shuffle: float = 0.5
     gray: float = 0.5
+    sharpen: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.blur or any(size < 1 or size % 2 == 0 for size in self.blur):
             raise ValueError(f'photometric.blur must list odd kernel sizes, got {self.blur}')
+        if self.sharpen < 0:
+            raise ValueError(f'photometric.sharpen must be 0 or more, got {self.sharpen}')
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def sample_shared_colour(random: np.random.Generator, config: PhotometricConfig)
 def change_light(
     random: np.random.Generator, image: Image, shared: SharedColour, config: PhotometricConfig
 ) -> Image:
-    """The RGB image with brightness, contrast, saturation and hue changed, blurred, with noise."""
+    """The RGB image in another light, blurred or sharpened, with noise."""
     jitter, contrast = sample_jitter(random, config)
     matrix = jitter @ shared.matrix
     mean = float(LUMA @ matrix @ np.array(cv2.mean(image)[:3]))
@@ -48,6 +48,10 @@ def change_light(
     kernel = int(random.choice(config.blur))
     if kernel > 1:
         changed = cv2.GaussianBlur(changed, (kernel, kernel), 0)
+    elif config.sharpen > 0:
+        amount = config.sharpen * random.random()
+        blurred = cv2.GaussianBlur(changed, (0, 0), 1.0)
+        changed = cv2.addWeighted(changed, 1 + amount, blurred, -amount, 0)
     if config.noise > 0:
         noise = random.standard_normal(changed.shape, dtype=np.float32)
         changed = cv2.scaleAdd(noise, 255 * config.noise * random.random(), changed)
