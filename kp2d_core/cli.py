@@ -16,6 +16,7 @@ from kp2d_core.version import __version__
 COMMANDS: dict[str, str] = {
     'train': 'train a model on images or ROS bags',
     'evaluate': 'measure models and classical methods on HPatches and other tests',
+    'make-sequences': 'make sequences to evaluate on out of your own photographs',
     'export': 'write an ONNX model for one size and precision, build TensorRT engines',
     'bench': 'measure speed: of the runtimes, of training, of the node',
     'extract': 'find keypoints in images and save them',

@@ -25,12 +25,11 @@ from kp2d_core.training.pairs import (
     BatchStream,
     PairSource,
     make_pair,
-    pixels_per_view_pixel,
-    render,
     sample_target_view,
     value_at,
 )
 from kp2d_core.training.photographs import Photographs
+from kp2d_core.training.views import pixels_per_view_pixel, render
 
 UNCHANGED = PhotometricConfig(0.0, (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
 CROPS = PairsConfig(

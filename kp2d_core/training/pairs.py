@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,8 +26,7 @@ from kp2d_core.training.config import (
 from kp2d_core.training.homography import Matrix, resized_to_given, sample_source_to_target
 from kp2d_core.training.photographs import Photographs
 from kp2d_core.training.photometric import change_light, sample_shared_colour
-
-ALIASING = 1.2  # photograph pixels per view pixel from which the photograph is shrunk first
+from kp2d_core.training.views import pixels_per_view_pixel, render
 
 
 @dataclass(frozen=True)
@@ -92,36 +90,6 @@ def sample_target_view(
     if random.random() < pairs.flip:
         to_photograph = to_photograph @ np.array([[-1, 0, size[0] - 1], [0, 1, 0], [0, 0, 1.0]])
     return to_photograph
-
-
-def render(photograph: Image, view_to_photograph: Matrix, size: Size) -> Image:
-    """The view of `size`, bilinear; beyond the photograph's edge, its mirror image."""
-    shrink = pixels_per_view_pixel(view_to_photograph, size)
-    if shrink > ALIASING:
-        given = size_of(photograph)
-        reduced = max(1, round(given[0] / shrink)), max(1, round(given[1] / shrink))
-        photograph = np.asarray(
-            cv2.resize(photograph, reduced, interpolation=cv2.INTER_AREA), np.uint8
-        )
-        view_to_photograph = np.linalg.inv(resized_to_given(given, reduced)) @ view_to_photograph
-    view = cv2.warpPerspective(
-        photograph,
-        view_to_photograph,
-        size,
-        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_REFLECT_101,
-    )
-    return np.asarray(view, np.uint8)
-
-
-def pixels_per_view_pixel(view_to_photograph: Matrix, size: Size) -> float:
-    """How far apart, in the photograph, neighbouring pixels in the middle of the view are."""
-    x, y = (size[0] - 1) / 2, (size[1] - 1) / 2
-    u, v, w = view_to_photograph @ np.array([x, y, 1.0])
-    jacobian = (
-        view_to_photograph[:2, :2] * w - np.outer([u, v], view_to_photograph[2, :2])
-    ) / w**2
-    return float(np.sqrt(abs(np.linalg.det(jacobian))))
 
 
 def depth_of_centre(source_to_target: Matrix, size: Size) -> float:

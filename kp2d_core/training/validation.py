@@ -14,6 +14,7 @@ from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import Sequence, load_sequences, rescale
+from kp2d_core.evaluation.made_sequences import MILD, TURNED, VIEWPOINT
 from kp2d_core.evaluation.protocol import (
     Evaluation,
     Pair,
@@ -25,7 +26,7 @@ from kp2d_core.evaluation.protocol import (
 from kp2d_core.evaluation.shift import shift_test
 from kp2d_core.images import Image, read_image, size_of
 from kp2d_core.runtimes.torch import TorchRuntime
-from kp2d_core.training.config import HomographyConfig, PairsConfig, TrainingConfig
+from kp2d_core.training.config import PairsConfig, TrainingConfig
 from kp2d_core.training.pairs import make_pair
 from kp2d_core.training.photographs import Entry, Photographs, find_photographs
 from kp2d_core.training.pictures import draw_pair
@@ -33,11 +34,7 @@ from kp2d_core.training.pictures import draw_pair
 SIZE = (320, 240)
 TOP_K = 300
 # Pairs are made with these in turn, whatever the recipe: runs can be compared.
-HOMOGRAPHIES = {
-    'mild': HomographyConfig(1.0, (0.93, 1.07), 9.0, 0.0, 8.0, False),
-    'viewpoint': HomographyConfig(1.0, (0.7, 1.2), 30.0, 0.25, 30.0, False, 2.5),
-    'turned': HomographyConfig(1.0, (0.5, 1.2), 180.0, 0.15, 20.0, False),
-}
+HOMOGRAPHIES = {'mild': MILD, 'viewpoint': VIEWPOINT, 'turned': TURNED}
 SHIFT = 4  # px, half a cell: where keypoints that follow the grid are worst
 SHIFT_PHOTOGRAPHS = 8
 

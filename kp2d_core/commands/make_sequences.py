@@ -1,0 +1,62 @@
+"""kp2d make-sequences: photographs become sequences to evaluate on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from kp2d_core.commands.arguments import size
+from kp2d_core.commands.extract import output_paths
+from kp2d_core.errors import FileError
+from kp2d_core.evaluation.made_sequences import make_sequences, write_sequence
+from kp2d_core.images import find_images, read_image, size_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Of each photograph: the middle of it, the same moved, from another viewpoint, turned, '
+        'zoomed (v_NAME), and in another light (i_NAME), in HPatches layout with exact '
+        'homographies. `kp2d evaluate --data` and `kp2d train --val` take the folder.'
+    )
+    parser.add_argument('images', nargs='+', type=Path, help='image files, or folders of them')
+    parser.add_argument(
+        '-o', '--output', type=Path, required=True, metavar='DIR', help='a new folder'
+    )
+    parser.add_argument(
+        '--size', type=size, default=(640, 480), metavar='WxH',
+        help='of the images; smaller photographs are left out (default: 640x480)',
+    )  # fmt: skip
+    parser.add_argument('--seed', type=int, default=0, help='other views with another number')
+
+
+def run(args: argparse.Namespace) -> int:
+    images = find_images(args.images)
+    if not images:
+        raise ValueError(f'there is no image in {", ".join(map(str, args.images))}')
+    if args.output.exists() and any(args.output.iterdir()):
+        raise ValueError(f'{args.output} is not empty: old sequences would stay among new ones')
+    names = [path.stem for path in output_paths(images, args.output)]
+    used = 0
+    for path, name in zip(tqdm(images, unit='image', disable=None), names, strict=True):
+        try:
+            photograph = read_image(path)
+            given = size_of(photograph)
+            if given[0] < args.size[0] or given[1] < args.size[1]:
+                raise FileError(f'it has only {given[0]}x{given[1]} pixels')
+        except FileError as error:
+            print(f'kp2d make-sequences: left out: {path}: {error}', file=sys.stderr)
+            continue
+        # By name, so that the views of one photograph do not depend on the others.
+        random = np.random.default_rng([args.seed, zlib.crc32(name.encode())])
+        for sequence in make_sequences(photograph, name, args.size, random):
+            write_sequence(args.output, sequence)
+        used += 1
+    if not used:
+        raise FileError('none of the photographs could be used')
+    print(f'{2 * used} sequences of {used} photographs in {args.output}')
+    return 0
