@@ -93,3 +93,5 @@ def test_mistakes_are_named(photographs, tmp_path, capsys):
     assert 'none of the photographs' in capsys.readouterr().err
     assert main(['make-sequences', str(photo), '-o', str(tmp_path)]) == 2
     assert 'is not empty' in capsys.readouterr().err
+    assert main(['make-sequences', str(photo), '-o', str(photo)]) == 2
+    assert 'is a file' in capsys.readouterr().err

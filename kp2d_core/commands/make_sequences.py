@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     images = find_images(args.images)
     if not images:
         raise ValueError(f'there is no image in {", ".join(map(str, args.images))}')
+    if args.output.exists() and not args.output.is_dir():
+        raise ValueError(f'{args.output} is a file: give a new folder to -o')
     if args.output.exists() and any(args.output.iterdir()):
         raise ValueError(f'{args.output} is not empty: old sequences would stay among new ones')
     names = [path.stem for path in output_paths(images, args.output)]

@@ -56,8 +56,8 @@ class Processes:
         """Make each gradient the mean over all processes, in one message.
 
         DistributedDataParallel would send while it computes, which gains little with so few
-        weights. But it never lets go of the group, whose threads then outlive it, and at times
-        abort the process while Python ends.
+        weights. But it never lets go of the group, whose threads then outlive it, and such threads
+        can abort the process while Python ends.
         """
         if self.count == 1:
             return
