@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import cv2
 import numpy as np
 
+from kp2d_core.bags import decode_image, image_connections, is_bag, open_bag
 from kp2d_core.errors import FileError
-from kp2d_core.image_messages import decode, decode_compressed
 from kp2d_core.images import IMAGE_SUFFIXES, Size, find_images, read_image
-from kp2d_core.training.bags import IMAGE_TYPES, is_bag, open_bag
 from kp2d_ros.calibration import Picture, names_rectified, rectified
 from kp2d_ros.moving_view import MovingView, default_photograph
 
@@ -129,13 +128,8 @@ class Bag:
         self.description = f'bag {path}'
         self._path = path
         with open_bag(self._path) as reader:
-            images = [c for c in reader.connections if c.msgtype in IMAGE_TYPES]
-            topics = list(dict.fromkeys(connection.topic for connection in images))
-            if topic and topic not in topics:
-                raise FileError(f'{path} has no images on {topic}, but on: {", ".join(topics)}')
-            if not topics:
-                raise FileError(f'there are no images in {path}')
-            self.topic = topic or topics[0]
+            images = image_connections(reader, path, topic or None)
+            self.topic = images[0].topic
             self.rate = _rate(reader, [c for c in images if c.topic == self.topic])
 
     def pictures(self) -> Iterator[Picture | Damage]:
@@ -145,15 +139,13 @@ class Bag:
             wanted = [c for c in reader.connections if c.topic in (self.topic, beside)]
             try:
                 for connection, _, data in reader.messages(wanted):
-                    read = decode if connection.msgtype == IMAGE_TYPES[0] else decode_compressed
                     try:
-                        message = reader.deserialize(data, connection.msgtype)
                         if connection.topic == beside:
-                            info = _modern_info(message)
+                            info = _modern_info(reader.deserialize(data, connection.msgtype))
                             if names_rectified(self.topic):  # which its new name will not say
                                 info = rectified(info)
                             continue
-                        picture = Picture(read(message), info)
+                        picture = Picture(decode_image(reader, connection, data), info)
                     except Exception as error:  # a damaged message makes the reader throw anything
                         yield Damage(error)
                         continue

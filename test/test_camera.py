@@ -109,7 +109,7 @@ def test_bag(bag, pictures):
     np.testing.assert_array_equal(found[4].image, pictures[4])
     assert list(found[4].info.k)[:3] == [150, 0, 80]
     assert open_source(str(bag), topic='/front/image_raw').topic == '/front/image_raw'
-    with pytest.raises(FileError, match='no images on /rear, but on: /front/image_raw'):
+    with pytest.raises(FileError, match='no images on /rear, only on /front/image_raw'):
         open_source(str(bag), topic='/rear')
 
 

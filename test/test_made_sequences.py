@@ -11,7 +11,7 @@ from kp2d_core.evaluation.baselines import baseline
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
 from kp2d_core.evaluation.made_sequences import make_sequences, middle_of
 from kp2d_core.evaluation.protocol import evaluate
-from kp2d_core.training.homography import warp_points
+from kp2d_core.views.homography import warp_points
 
 SIZE = (320, 240)
 

@@ -10,18 +10,19 @@ import pytest
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from kp2d_core.bags import is_bag
 from kp2d_core.errors import FileError
-from kp2d_core.training.bags import is_bag, read_frames
-from kp2d_core.training.config import PhotometricConfig
+from kp2d_core.training.bag_frames import read_frames
 from kp2d_core.training.photographs import Photographs, find_photographs, split
-from kp2d_core.training.photometric import (
+from kp2d_core.training.sources import find_entries
+from kp2d_core.views.photometric import (
     LUMA,
+    PhotometricConfig,
     change_light,
     rotate_hue,
     sample_jitter,
     sample_shared_colour,
 )
-from kp2d_core.training.sources import find_entries
 
 PAPER = PhotometricConfig()
 CALM = PhotometricConfig(0.0, (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)

@@ -10,16 +10,9 @@ import pytest
 from skimage import data
 
 from kp2d_core.training.config import (
-    HomographyConfig,
     OptimizerConfig,
     PairsConfig,
-    PhotometricConfig,
     TrainingConfig,
-)
-from kp2d_core.training.homography import (
-    resized_to_given,
-    sample_source_to_target,
-    warp_points,
 )
 from kp2d_core.training.pairs import (
     BatchStream,
@@ -29,7 +22,14 @@ from kp2d_core.training.pairs import (
     value_at,
 )
 from kp2d_core.training.photographs import Photographs
-from kp2d_core.training.views import pixels_per_view_pixel, render
+from kp2d_core.views.homography import (
+    HomographyConfig,
+    resized_to_given,
+    sample_source_to_target,
+    warp_points,
+)
+from kp2d_core.views.photometric import PhotometricConfig
+from kp2d_core.views.rendering import pixels_per_view_pixel, render
 
 UNCHANGED = PhotometricConfig(0.0, (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
 CROPS = PairsConfig(
@@ -238,9 +238,7 @@ def test_what_is_seen_is_in_front_of_the_camera(photograph):
     config = TrainingConfig(pairs=replace(CROPS, swap=1.0))
     middle = np.array([79.5, 63.5, 1.0])
     for seed in range(600):
-        *_, matrix = make_pair(
-            photograph[:64, :64], np.random.default_rng(seed), config, strong
-        )
+        *_, matrix = make_pair(photograph[:64, :64], np.random.default_rng(seed), config, strong)
         assert (matrix @ middle)[2] == pytest.approx(1)
 
 

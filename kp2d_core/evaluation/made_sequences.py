@@ -11,10 +11,9 @@ import numpy as np
 
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, Size, size_of
-from kp2d_core.training.config import HomographyConfig, PhotometricConfig
-from kp2d_core.training.homography import Matrix, sample_source_to_target
-from kp2d_core.training.photometric import change_light, sample_shared_colour
-from kp2d_core.training.views import render
+from kp2d_core.views.homography import HomographyConfig, Matrix, sample_source_to_target
+from kp2d_core.views.photometric import PhotometricConfig, change_light, sample_shared_colour
+from kp2d_core.views.rendering import render
 from kp2d_core.visualize import write_image
 
 # Shifts are in pixels of a view that is so wide.

@@ -14,6 +14,8 @@ import yaml
 
 from kp2d_core.architecture import CELL, Architecture
 from kp2d_core.errors import FileError
+from kp2d_core.views.homography import HomographyConfig
+from kp2d_core.views.photometric import PhotometricConfig
 
 Range = tuple[float, float]
 Schedule = tuple[tuple[int, float], ...]  # [step, value] points, straight lines between
@@ -32,30 +34,6 @@ class NetworkConfig:
         values = asdict(self)
         del values['dropout']
         return Architecture.from_dict(values)
-
-
-@dataclass(frozen=True)
-class HomographyConfig:
-    """The ranges that a homography from source to target is drawn from."""
-
-    crop: float = 0.7
-    scale: Range = (0.8, 1.2)
-    rotation: float = 45.0
-    perspective: float = 0.2
-    shift: float = 0.0
-    inside: bool = True
-    stretch: float = 1.0
-    upright: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (self.crop > 0 and 0 < self.scale[0] <= self.scale[1]):
-            raise ValueError(
-                f'crop must be above 0 and scale a range above 0, got {self.crop}, {self.scale}'
-            )
-        if self.stretch < 1:
-            raise ValueError(f'stretch must be 1 or more, got {self.stretch}')
-        if not 0 <= self.upright <= 1:
-            raise ValueError(f'upright must be from 0 to 1, got {self.upright}')
 
 
 @dataclass(frozen=True)
@@ -83,25 +61,6 @@ class PairsConfig:
             steps = [step for step, _ in getattr(self, name)]
             if not steps or steps != sorted(set(steps)):
                 raise ValueError(f'pairs.{name} needs [step, share] points, the steps rising')
-
-
-@dataclass(frozen=True)
-class PhotometricConfig:
-    noise: float = 0.02
-    blur: tuple[int, ...] = (1, 3, 5)
-    brightness: Range = (0.5, 1.5)
-    contrast: Range = (0.5, 1.5)
-    saturation: Range = (0.8, 1.2)
-    hue: float = 0.2
-    shuffle: float = 0.5
-    gray: float = 0.5
-    sharpen: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.blur or any(size < 1 or size % 2 == 0 for size in self.blur):
-            raise ValueError(f'photometric.blur must list odd kernel sizes, got {self.blur}')
-        if self.sharpen < 0:
-            raise ValueError(f'photometric.sharpen must be 0 or more, got {self.sharpen}')
 
 
 @dataclass(frozen=True)

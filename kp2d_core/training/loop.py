@@ -207,9 +207,7 @@ def validate(
     device = str(next(model.parameters()).device)
     progress.evaluation = validation.measure(checkpoint, device)
     progress.validated_step = progress.step
-    report.validated(
-        progress, validation.draw(checkpoint, device, run.config.report.pictures)
-    )
+    report.validated(progress, validation.draw(checkpoint, device, run.config.report.pictures))
     if progress.evaluation['quality'] > progress.best:
         progress.best, progress.best_step = progress.evaluation['quality'], progress.step
         save_checkpoint(run.out / BEST, replace(checkpoint, evaluation=progress.evaluation))

@@ -68,9 +68,9 @@ def associate(
         edge = warped.new_tensor([CELL * columns - 1, CELL * rows - 1])
         inside = ((warped > 0) & (warped < edge)).all(-1)
         visible = inside & inner_cells(rows, columns, source.device)
-        nearest = torch.cdist(
-            warped, target, compute_mode='donot_use_mm_for_euclid_dist'
-        ).argmin(-1)
+        nearest = torch.cdist(warped, target, compute_mode='donot_use_mm_for_euclid_dist').argmin(
+            -1
+        )
     partner = target.gather(1, nearest[..., None].expand(-1, -1, 2))
     apart = distance(warped - partner)
     return Association(warped, visible, nearest, apart, visible & (apart.detach() < threshold))

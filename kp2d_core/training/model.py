@@ -28,9 +28,7 @@ class TrainingModel(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         maps = self.maps(images)
         source, target = halves(maps)
-        return total_loss(
-            source, target, source_to_target, self.io_net, self.config.loss, step
-        )
+        return total_loss(source, target, source_to_target, self.io_net, self.config.loss, step)
 
     def maps(self, images: Tensor) -> Maps:
         """Of uint8 images (2B, H, W, 3); in the configured precision, returned in float32."""

@@ -18,15 +18,19 @@ from torch import Tensor
 
 from kp2d_core.images import Image, Size, size_of
 from kp2d_core.training.config import (
-    HomographyConfig,
     PairsConfig,
     Schedule,
     TrainingConfig,
 )
-from kp2d_core.training.homography import Matrix, resized_to_given, sample_source_to_target
 from kp2d_core.training.photographs import Photographs
-from kp2d_core.training.photometric import change_light, sample_shared_colour
-from kp2d_core.training.views import pixels_per_view_pixel, render
+from kp2d_core.views.homography import (
+    HomographyConfig,
+    Matrix,
+    resized_to_given,
+    sample_source_to_target,
+)
+from kp2d_core.views.photometric import change_light, sample_shared_colour
+from kp2d_core.views.rendering import pixels_per_view_pixel, render
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,7 @@ def sample_target_view(
         room = np.array(photograph) * zoom - size
         corner = random.uniform(0, np.maximum(room, 0))
         offset = (corner + 0.5) / zoom - 0.5  # pixel centres, as cv2.resize has them
-        to_photograph = np.array(
-            [[1 / zoom, 0, offset[0]], [0, 1 / zoom, offset[1]], [0, 0, 1.0]]
-        )
+        to_photograph = np.array([[1 / zoom, 0, offset[0]], [0, 1 / zoom, offset[1]], [0, 0, 1.0]])
     if random.random() < pairs.flip:
         to_photograph = to_photograph @ np.array([[-1, 0, size[0] - 1], [0, 1, 0], [0, 0, 1.0]])
     return to_photograph

@@ -14,7 +14,7 @@ from kp2d_core.images import Image, prepare
 from kp2d_core.matching import match
 from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise
-from kp2d_core.training.homography import warp_points
+from kp2d_core.views.homography import warp_points
 from kp2d_core.visualize import draw_keypoints, draw_matches, side_by_side
 
 SHOWN = 150  # keypoints in each image

@@ -69,9 +69,7 @@ class Report:
 
     def validated(self, progress: Progress, pictures: dict[str, Image]) -> None:
         figures = progress.evaluation
-        self.validation.add(
-            {'step': progress.step, 'minutes': progress.seconds / 60} | figures
-        )
+        self.validation.add({'step': progress.step, 'minutes': progress.seconds / 60} | figures)
         self._scalars('validation', figures, progress.step)
         if self.tensorboard:
             with self._no_room():

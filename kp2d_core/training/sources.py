@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kp2d_core.bags import is_bag
 from kp2d_core.errors import FileError
-from kp2d_core.training.bags import is_bag, read_frames
+from kp2d_core.training.bag_frames import read_frames
 from kp2d_core.training.photographs import Entry, find_photographs
 
 

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.images import Size
-from kp2d_core.training.config import HomographyConfig
 
 Matrix = NDArray[np.float64]  # 3x3
 
 UPRIGHT = 45.0  # degrees, either way: what the paper trains
 ROTATION_DRAWS = 20  # until one fits into the target; then the patch is not rotated
+
+
+@dataclass(frozen=True)
+class HomographyConfig:
+    """The ranges that a homography from source to target is drawn from."""
+
+    crop: float = 0.7
+    scale: tuple[float, float] = (0.8, 1.2)
+    rotation: float = 45.0
+    perspective: float = 0.2
+    shift: float = 0.0
+    inside: bool = True
+    stretch: float = 1.0
+    upright: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.crop > 0 and 0 < self.scale[0] <= self.scale[1]):
+            raise ValueError(
+                f'crop must be above 0 and scale a range above 0, got {self.crop}, {self.scale}'
+            )
+        if self.stretch < 1:
+            raise ValueError(f'stretch must be 1 or more, got {self.stretch}')
+        if not 0 <= self.upright <= 1:
+            raise ValueError(f'upright must be from 0 to 1, got {self.upright}')
 
 
 def sample_source_to_target(

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.images import Image
-from kp2d_core.training.config import PhotometricConfig
 
 ColourMatrix = NDArray[np.float64]
 
@@ -17,6 +16,25 @@ LUMA = np.array([0.299, 0.587, 0.114])
 GRAY = np.tile(LUMA, (3, 1))
 # Orthonormal axes: the gray diagonal, and two across it, in whose plane the hue turns.
 HUE_AXES = np.array([[1, 1, 1], [2, -1, -1], [0, 1, -1]]) / np.sqrt([[3], [6], [2]])
+
+
+@dataclass(frozen=True)
+class PhotometricConfig:
+    noise: float = 0.02
+    blur: tuple[int, ...] = (1, 3, 5)
+    brightness: tuple[float, float] = (0.5, 1.5)
+    contrast: tuple[float, float] = (0.5, 1.5)
+    saturation: tuple[float, float] = (0.8, 1.2)
+    hue: float = 0.2
+    shuffle: float = 0.5
+    gray: float = 0.5
+    sharpen: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.blur or any(size < 1 or size % 2 == 0 for size in self.blur):
+            raise ValueError(f'photometric.blur must list odd kernel sizes, got {self.blur}')
+        if self.sharpen < 0:
+            raise ValueError(f'photometric.sharpen must be 0 or more, got {self.sharpen}')
 
 
 @dataclass(frozen=True)

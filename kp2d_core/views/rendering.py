@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from kp2d_core.images import Image, Size, size_of
-from kp2d_core.training.homography import Matrix, resized_to_given
+from kp2d_core.views.homography import Matrix, resized_to_given
 
 ALIASING = 1.2  # photograph pixels per view pixel from which the photograph is shrunk first
 
