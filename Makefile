@@ -44,6 +44,7 @@ test: $(READY)  ## run every test
 
 lint: $(READY)  ## check style and types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: $(READY)  ## measure the speed of every runtime of this machine

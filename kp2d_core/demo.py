@@ -63,9 +63,7 @@ def show_hard(detector: KeypointDetector, output: Path) -> None:
         before, now = found.indices.T
         right = correct_matches(first.keypoints[before], second.keypoints[now], there)
         matches = replace(found, inliers=right)
-        write_image(
-            output / f'{name}-hard.png', draw_matches(image, view, first, second, matches)
-        )
+        write_image(output / f'{name}-hard.png', draw_matches(image, view, first, second, matches))
         print(f'{name:10} {len(found)} matches, {int(right.sum())} right')
 
 

@@ -85,9 +85,7 @@ class CameraModel:
         angle = np.hypot((points[:, 0] - cx) / fx, (points[:, 1] - cy) / fy)  # distorted
         theta = np.linspace(0, WIDEST, 512)
         k1, k2, k3, k4 = self.distortion or (0.0,) * 4
-        distorted = theta * (
-            1 + k1 * theta**2 + k2 * theta**4 + k3 * theta**6 + k4 * theta**8
-        )
+        distorted = theta * (1 + k1 * theta**2 + k2 * theta**4 + k3 * theta**6 + k4 * theta**8)
         # OpenCV takes none beyond 90 degrees, nor where the polynomial has turned back.
         return np.asarray(angle >= min(distorted.max(), np.pi / 2))
 

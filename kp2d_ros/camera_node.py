@@ -35,9 +35,15 @@ class CameraNode(Node):
     ) -> None:
         super().__init__(name, namespace=namespace, **options)
         self.finished = Future()  # done with an exit code after the last picture
-        source = str(self._declare(
-            'source', '', 'A folder, image, video or bag, or webcam, or the number of one; '
-            'empty: a moving view.', dynamic_typing=True))
+        source = str(
+            self._declare(
+                'source',
+                '',
+                'A folder, image, video or bag, or webcam, or the number of one; '
+                'empty: a moving view.',
+                dynamic_typing=True,
+            )
+        )
         topic = self._declare('topic', '', 'Of the images in a bag; empty: the first.')
         rate = self._declare('rate', 0.0, 'Hz; 0: as recorded, or 30.', range=(0.0, 1000.0))
         self._loop = self._declare('loop', True, 'Begin anew after the last picture.')
@@ -46,11 +52,13 @@ class CameraNode(Node):
         self._encoding = self._declare('encoding', 'rgb8', f'One of {", ".join(ENCODINGS)}.')
         self._frame_id = self._declare('frame_id', 'camera', 'Of the headers.')
         calibration = self._declare(
-            'calibration', '', 'A YAML file of camera_calibration, for camera_info.')
+            'calibration', '', 'A YAML file of camera_calibration, for camera_info.'
+        )
         reliable = self._declare(
-            'reliable', True, 'Publish reliably, which meets both kinds of subscribers.')
+            'reliable', True, 'Publish reliably, which meets both kinds of subscribers.'
+        )
         if self._encoding not in ENCODINGS:
-            raise ValueError(f"encoding must be one of {', '.join(ENCODINGS)}")
+            raise ValueError(f'encoding must be one of {", ".join(ENCODINGS)}')
         if bool(width) != bool(height):
             raise ValueError('give both width and height, or neither')
 
@@ -70,8 +78,7 @@ class CameraNode(Node):
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self.create_timer(1 / rate, self._tick, clock=steady)
         self.get_logger().info(
-            f'{self._source.description} at {rate:g} Hz on '
-            f'{self.resolve_topic_name("image")}'
+            f'{self._source.description} at {rate:g} Hz on {self.resolve_topic_name("image")}'
         )
 
     def _declare(

@@ -50,7 +50,7 @@ def keypoint_dtype(
     """One keypoint: x, y, z, score, track_id, track_age, [bearing_x, bearing_y,] [descriptor]."""
     if descriptor_format not in DESCRIPTOR_FORMATS:
         raise ValueError(
-            f"descriptor_format must be one of {', '.join(DESCRIPTOR_FORMATS)}, "
+            f'descriptor_format must be one of {", ".join(DESCRIPTOR_FORMATS)}, '
             f"got '{descriptor_format}'"
         )
     fields: list[tuple[Any, ...]] = [

@@ -17,13 +17,17 @@ OLD = 30  # frames: the age of the last colour
 _SHIFT = 4  # OpenCV draws in 1/16 pixel
 
 # Young tracks blue, old ones red; one colour per age from 0 to OLD.
-_PALETTE = cv2.cvtColor(
-    np.asarray(
-        cv2.applyColorMap(np.linspace(40, 255, OLD + 1).astype(np.uint8), cv2.COLORMAP_TURBO),
-        np.uint8,
-    ),
-    cv2.COLOR_BGR2RGB,
-).reshape(-1, 3).tolist()
+_PALETTE = (
+    cv2.cvtColor(
+        np.asarray(
+            cv2.applyColorMap(np.linspace(40, 255, OLD + 1).astype(np.uint8), cv2.COLORMAP_TURBO),
+            np.uint8,
+        ),
+        cv2.COLOR_BGR2RGB,
+    )
+    .reshape(-1, 3)
+    .tolist()
+)
 
 
 class Overlay:
@@ -51,9 +55,7 @@ class Overlay:
         _caption(canvas, caption)
         return np.asarray(canvas, np.uint8)
 
-    def _remember(
-        self, ids: NDArray[np.int64], points: Float, anew: bool, tail: int
-    ) -> None:
+    def _remember(self, ids: NDArray[np.int64], points: Float, anew: bool, tail: int) -> None:
         if anew:
             self._past.clear()
         order = np.argsort(ids)

@@ -120,7 +120,8 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
                 namespace=namespace,
                 arguments=['-d', str(SHARE / 'config' / 'keypoints.rviz')],
                 remappings=[
-                    ('/kp2d/debug_image', 'debug_image'), ('/kp2d/keypoints', 'keypoints'),
+                    ('/kp2d/debug_image', 'debug_image'),
+                    ('/kp2d/keypoints', 'keypoints'),
                 ],
             )
         )

@@ -31,9 +31,7 @@ def features(points, descriptors=None):
     if descriptors is None:
         descriptors = np.eye(16)[: len(points)]
     scores = np.linspace(1, 0.5, len(points))
-    return Features(
-        points, scores.astype(np.float32), np.asarray(descriptors, np.float32), SIZE
-    )
+    return Features(points, scores.astype(np.float32), np.asarray(descriptors, np.float32), SIZE)
 
 
 def random_features(seed, count=60):

@@ -97,9 +97,9 @@ def test_unsigned_codes_give_the_same_numbers(calibrated, photographs):
     assert unsigned != signed
     image = prepare(photographs['coffee'], (160, 120))[0][None]
     outputs = [
-        OnnxRuntime(
-            ModelSource(checkpoint.architecture, 'int8', graph=graph, fixed=profile)
-        ).run(image, 300)
+        OnnxRuntime(ModelSource(checkpoint.architecture, 'int8', graph=graph, fixed=profile)).run(
+            image, 300
+        )
         for graph in (signed, unsigned)
     ]
     np.testing.assert_allclose(outputs[1][1], outputs[0][1], atol=0.01)

@@ -115,9 +115,7 @@ def test_big_endian_is_little_endian_swapped(rgb, encoding):
 
 def test_16_bits_become_8_by_scaling():
     values = np.array([[0, 128, 129, 257, 32768, 65535]], np.uint16)
-    np.testing.assert_array_equal(
-        decode(message_of(values, 'mono16')), [[0, 0, 1, 1, 128, 255]]
-    )
+    np.testing.assert_array_equal(decode(message_of(values, 'mono16')), [[0, 0, 1, 1, 128, 255]])
 
 
 def test_plain_encodings_are_views_not_copies(rgb):

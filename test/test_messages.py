@@ -92,7 +92,9 @@ def test_bytes_are_as_documented():
     }
     third = bytes(cloud.data)[2 * cloud.point_step :]
     assert np.frombuffer(third, '<f4', 4).tolist() == [
-        *features.keypoints[2].tolist(), 0.0, features.scores[2]
+        *features.keypoints[2].tolist(),
+        0.0,
+        features.scores[2],
     ]
     assert np.frombuffer(third, '<u4', 2, 16).tolist() == [42, 2]
     np.testing.assert_array_equal(np.frombuffer(third, '<f4', 16, 24), features.descriptors[2])

@@ -252,8 +252,6 @@ def test_a_failed_activation_leaves_nothing_behind(robot, domain, model, tmp_pat
 
 
 def test_without_its_model_it_stays_unconfigured(robot, domain, tmp_path):
-    with keypoint_node(
-        tmp_path / 'log', domain, tmp_path / 'absent.safetensors', managed='true'
-    ):
+    with keypoint_node(tmp_path / 'log', domain, tmp_path / 'absent.safetensors', managed='true'):
         assert not change(robot, Transition.TRANSITION_CONFIGURE)
         assert state(robot) == State.PRIMARY_STATE_UNCONFIGURED

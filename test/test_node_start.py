@@ -24,7 +24,12 @@ def test_started_with_compressed_transport_mask_and_parameter_file(
     text = (ROOT / 'config' / 'keypoints.yaml').read_text()
     file.write_text(text.replace('image_transport: raw', 'image_transport: compressed'))
     with keypoint_node(
-        tmp_path / 'log', domain, model, '--params-file', str(file), mask=tmp_path / 'mask.png',
+        tmp_path / 'log',
+        domain,
+        model,
+        '--params-file',
+        str(file),
+        mask=tmp_path / 'mask.png',
         nms_radios=3.0,
     ) as node:
         node.wait_for("there is no parameter 'nms_radios': it has no effect")
@@ -82,8 +87,6 @@ def test_what_keeps_it_from_starting_is_said(domain, model, tmp_path):
             (['--params-file', 'nowhere.yaml'], {}, 'nowhere.yaml'),
         ]
     ):
-        with keypoint_node(
-            tmp_path / f'log{number}', domain, model, *arguments, **values
-        ) as node:
+        with keypoint_node(tmp_path / f'log{number}', domain, model, *arguments, **values) as node:
             assert node.process.wait(20) in (1, 2)
             assert sentence in node.output and 'Traceback' not in node.output

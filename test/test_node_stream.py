@@ -141,9 +141,7 @@ def test_messages_hold_what_the_core_finds(
 @pytest.mark.parametrize(
     'encoding', ['rgb8', 'bgra8', 'mono8', '8UC1', 'mono16', 'bayer_rggb8', 'yuyv']
 )
-def test_encodings_over_the_wire(
-    robot, images, keypoints, detector, photograph, clock, encoding
-):
+def test_encodings_over_the_wire(robot, images, keypoints, detector, photograph, clock, encoding):
     """All of them are in test_image_decoding; these show that the way through the node is open."""
     from test_image_decoding import encode, message_of
 
@@ -332,7 +330,7 @@ def test_a_flood_drops_frames_but_counts_each(robot, images, keypoints, photogra
         message = image_message(large, time.time())
         images.publish(message)
         robot.spin(0.03)
-        for cloud in keypoints[len(answers):]:
+        for cloud in keypoints[len(answers) :]:
             age = time.time() - cloud.header.stamp.sec - cloud.header.stamp.nanosec * 1e-9
             worst = max(worst, age)
             answers.append(age)

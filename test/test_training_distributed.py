@@ -102,9 +102,7 @@ def test_two_processes_have_the_gradient_of_one_with_the_joined_batch(data, tmp_
 
 def test_torchrun_trains_and_one_process_writes(data, tmp_path):
     out = tmp_path / 'run'
-    code, output = finish(
-        launch('-m', 'kp2d_core.cli', *command(data, out, '--steps', '4'))
-    )
+    code, output = finish(launch('-m', 'kp2d_core.cli', *command(data, out, '--steps', '4')))
     assert code == 0, output
     assert read_state(out / 'state.safetensors')[1].step == 4
     assert (out / 'last.safetensors').exists()

@@ -121,9 +121,7 @@ def enter(args: argparse.Namespace, image: Image, top_k: int) -> list[Contestant
             for runtime in chosen:
                 if runtime == 'torch' and precision != 'fp32':
                     continue
-                entries.append(
-                    field.ours(model, runtime, precision, args.threads, image, top_k)
-                )
+                entries.append(field.ours(model, runtime, precision, args.threads, image, top_k))
     entries.append(field.sift(image, top_k))
     entries += [field.other_network(path, args.threads, image) for path in args.beside]
     return entries

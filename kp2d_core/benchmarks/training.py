@@ -75,10 +75,7 @@ def run(args: argparse.Namespace) -> int:
     for name, worker in (('plain', plain), ('kp2d train', ours)):
         wall, cpu = worker.wall(), worker.cpu()
         print(f'{name:16}{pixels / wall:12,.0f}{wall:10.2f}{cpu:12.2f}')
-    print(
-        f'{"ratio":16}{plain.wall() / ours.wall():12.2f}'
-        f'{"":10}{plain.cpu() / ours.cpu():12.2f}'
-    )
+    print(f'{"ratio":16}{plain.wall() / ours.wall():12.2f}{"":10}{plain.cpu() / ours.cpu():12.2f}')
     print('where a step of kp2d train spends its time:')
     phases = np.array([reply[2:] for reply in ours.replies])
     for name, share in zip(PHASES, phases.sum(0) / phases.sum(), strict=True):

@@ -16,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--data', type=Path, nargs='+', required=True, metavar='PATH',
         help='folders of images (searched recursively), image files, ROS 2 bags',
     )  # fmt: skip
-    data.add_argument(
-        '--topic', help='of a bag (default: every topic with images)'
-    )
+    data.add_argument('--topic', help='of a bag (default: every topic with images)')
     data.add_argument(
         '--every', type=float, default=0.5, metavar='SECONDS',
         help='take a frame of a bag no more often',
@@ -29,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     recipe = parser.add_argument_group('recipe')
     recipe.add_argument(
-        '--config', metavar='RECIPE',
+        '--config',
+        metavar='RECIPE',
         help='small, v0, v1, v2, v3, v4 (those of the paper), or a YAML file (default: small)',
     )
     recipe.add_argument(

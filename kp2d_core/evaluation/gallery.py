@@ -64,9 +64,7 @@ def draw_pair(method: str, pair: Pair, result: PairResult, top_k: int) -> Drawin
         for each in (first, second)
     ]
     rows = np.arange(len(first))
-    matches = Matches(
-        np.stack([rows, rows], axis=1), np.zeros(len(first), np.float32), correct
-    )
+    matches = Matches(np.stack([rows, rows], axis=1), np.zeros(len(first), np.float32), correct)
     canvas = draw_matches(enlarged[0], enlarged[1], points[0], points[1], matches, len(first) or 1)
     _, encoded = cv2.imencode(
         '.webp', cv2.cvtColor(canvas, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_WEBP_QUALITY, 80]

@@ -66,8 +66,7 @@ class Evaluation:
         """Every metric, averaged over the pairs."""
         rows = [pair.metrics() for pair in self.pairs]
         return {
-            name: float(np.mean([row[name] for row in rows]))
-            for name in (*METRICS, *MORE_METRICS)
+            name: float(np.mean([row[name] for row in rows])) for name in (*METRICS, *MORE_METRICS)
         }
 
     def deviation(self) -> dict[str, float]:

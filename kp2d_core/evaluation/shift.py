@@ -68,9 +68,7 @@ def _crop(image: NDArray[np.generic], start: int, size: Size) -> Image:
     return np.ascontiguousarray(crop, dtype=np.uint8)
 
 
-def _compare(
-    still: Features, moved: Features, shift: int, size: Size, top_k: int
-) -> ShiftResult:
+def _compare(still: Features, moved: Features, shift: int, size: Size, top_k: int) -> ShiftResult:
     truth = np.array([[1, 0, shift], [0, 1, shift], [0, 0, 1]], np.float64)
     found = detection(still, moved, truth, size, top_k)
     bias = _bias(still, moved, truth, size, top_k)

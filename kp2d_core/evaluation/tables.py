@@ -57,9 +57,7 @@ def _split_block(study: Study, split: str, evaluations: dict[str, Evaluation]) -
     for method, evaluation in evaluations.items():
         mean, deviation = evaluation.mean(), evaluation.deviation() if several else {}
         figures = [figure(mean[name], deviation.get(name)) for name in METRICS]
-        rows.append(
-            [method, *figures, str(len(evaluation.pairs)), str(evaluation.failures())]
-        )
+        rows.append([method, *figures, str(len(evaluation.pairs)), str(evaluation.failures())])
     for row in study.paper_rows(split):
         figures = [figure(row.metrics[name], row.deviation.get(name)) for name in METRICS]
         rows.append([f"paper's {row.method}", *figures, str(row.pairs), ''])

@@ -62,9 +62,7 @@ class Watch:
         try:
             import onnxruntime
         except ModuleNotFoundError as error:
-            raise ValueError(
-                'calibration needs ONNX Runtime: pip install onnxruntime'
-            ) from error
+            raise ValueError('calibration needs ONNX Runtime: pip install onnxruntime') from error
 
         width, height = CALIBRATION_SIZE
         model = build_graph(checkpoint, Profile(height, width, top_k=1), dense=True)

@@ -123,9 +123,7 @@ class NetworkWriter:
     def pool(self, x: str) -> str:
         return self.arrange('MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2])
 
-    def convolve(
-        self, name: str, x: str, *, activate: bool = True, quantize: bool = True
-    ) -> str:
+    def convolve(self, name: str, x: str, *, activate: bool = True, quantize: bool = True) -> str:
         """A convolution, its LeakyReLU, and in int8 the quantization of what comes out."""
         w = self.writer
         convolution = self.convolutions[name]

@@ -42,9 +42,7 @@ class TensorRTRuntime(CompiledRuntime):
         self.logger = make_logger(self.trt)
         self.runtime = self.trt.Runtime(self.logger)
         self.cache = EngineCache(cache_folder('engines'))
-        self.description = (
-            f'{library_version(self.trt)} on {self.device.name}, {source.precision}'
-        )
+        self.description = f'{library_version(self.trt)} on {self.device.name}, {source.precision}'
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         if profile.top_k == TENSORRT_TOP_K < profile.cells:
