@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.architecture import CELL
-from kp2d_core.features import Features, select
+from kp2d_core.features import Features, in_order_of_score, join_features, select
 from kp2d_core.images import (
     Image,
     Placement,
@@ -20,6 +21,9 @@ from kp2d_core.images import (
     size_of,
 )
 from kp2d_core.runtimes import Runtime, open_runtime
+
+MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
+SCALE_RANGE = (0.1, 4.0)
 
 
 class KeypointDetector:
@@ -55,6 +59,7 @@ class KeypointDetector:
         image: Image,
         *,
         working_size: Size | int | None = None,
+        scales: Sequence[float] = (1.0,),
         max_keypoints: int | None = None,
         score_threshold: float = 0.0,
         nms_radius: float = 0.0,
@@ -63,6 +68,7 @@ class KeypointDetector:
         """Features of an RGB or gray uint8 image, in its own pixels, highest score first.
 
         working_size     (width, height) to run the network at, or the longer side; None: as given
+        scales           run it at so many times that size, each of them, and take the best of all
         max_keypoints    the best so many; None: one for each cell with a score above threshold
         score_threshold  keep scores above it
         nms_radius       keep only the best within so many pixels; 0: no suppression, as the paper
@@ -76,29 +82,59 @@ class KeypointDetector:
         if not nms_radius >= 0:
             raise ValueError(f'nms_radius must be 0 or more, got {nms_radius}')
 
-        fixed = self.runtime.fixed_size
-        if fixed and working_size and resolve_size(size_of(image), working_size) != fixed:
-            raise ValueError(
-                f'the model was exported for {fixed[0]}x{fixed[1]} images: it cannot work at '
-                f'another size, {working_size}'
-            )
-        network_input, placement = prepare(image, fixed or working_size)
-        height, width = network_input.shape[:2]
-        top_k = cells = (height // CELL) * (width // CELL)
         # Mask and suppression drop points after the network ranked them: ask for all then.
-        if max_keypoints is not None and mask is None and nms_radius == 0:
-            top_k = min(max_keypoints + points_in_padding(network_input, placement), cells)
-        keypoints, scores, descriptors = self.runtime.run(network_input[None], top_k)
-        features = Features(
-            placement.to_given(keypoints[0]), scores[0], descriptors[0], size_of(image)
-        )
+        limit = max_keypoints if mask is None and nms_radius == 0 else None
+        sizes = self._working_sizes(size_of(image), working_size, check_scales(scales))
+        found = [self._run(image, size, limit) for size in sizes]
         return select(
-            features,
+            found[0] if len(found) == 1 else in_order_of_score(join_features(found)),
             max_keypoints=max_keypoints,
             score_threshold=score_threshold,
             nms_radius=nms_radius,
             mask=mask,
         )
+
+    def _working_sizes(
+        self, given: Size, working_size: Size | int | None, scales: tuple[float, ...]
+    ) -> list[Size]:
+        """The sizes that the network runs at; ValueError if it cannot."""
+        width, height = resolve_size(given, working_size)
+        fixed = self.runtime.fixed_size
+        if fixed is None:
+            return [(round(width * scale), round(height * scale)) for scale in scales]
+        if (working_size and (width, height) != fixed) or scales != (1.0,):
+            other = f'another size, {working_size}' if scales == (1.0,) else f'scales {scales}'
+            raise ValueError(
+                f'the model was exported for {fixed[0]}x{fixed[1]} images: it cannot work at '
+                f'{other}'
+            )
+        return [fixed]
+
+    def _run(self, image: Image, working_size: Size, max_keypoints: int | None) -> Features:
+        """What the network finds at one size, some of it perhaps in the padding."""
+        network_input, placement = prepare(image, working_size)
+        height, width = network_input.shape[:2]
+        top_k = cells = (height // CELL) * (width // CELL)
+        if max_keypoints is not None:
+            top_k = min(max_keypoints + points_in_padding(network_input, placement), cells)
+        keypoints, scores, descriptors = self.runtime.run(network_input[None], top_k)
+        return Features(
+            placement.to_given(keypoints[0]), scores[0], descriptors[0], size_of(image)
+        )
+
+
+def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
+    """All different and in range, as floats; ValueError if not."""
+    low, high = SCALE_RANGE
+    values = tuple(float(scale) for scale in scales)
+    if not 1 <= len(set(values)) == len(values) <= MOST_SCALES or not all(
+        low <= value <= high for value in values
+    ):
+        raise ValueError(
+            f'scales must be 1 to {MOST_SCALES} different numbers from {low} to {high}, '
+            f'got {list(scales)}'
+        )
+    return values
 
 
 def points_in_padding(network_input: Image, placement: Placement) -> int:

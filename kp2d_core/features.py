@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +30,18 @@ class Features:
         )
 
 
-def join_features(first: Features, second: Features) -> Features:
-    """Both, one after the other; the scores are then no longer in order."""
+def join_features(parts: Sequence[Features]) -> Features:
+    """Of one image, one after the other; the scores are then no longer in order."""
     return Features(
-        np.concatenate([first.keypoints, second.keypoints]),
-        np.concatenate([first.scores, second.scores]),
-        np.concatenate([first.descriptors, second.descriptors]),
-        first.image_size,
+        np.concatenate([part.keypoints for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+        np.concatenate([part.descriptors for part in parts]),
+        parts[0].image_size,
     )
+
+
+def in_order_of_score(features: Features) -> Features:
+    return features[np.argsort(-features.scores, kind='stable')]
 
 
 def select(

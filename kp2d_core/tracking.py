@@ -54,7 +54,7 @@ def missed_again(known: Known, found: Matches, max_missed: int) -> Known:
 def join(first: Known, second: Known) -> Known:
     """Both, one after the other."""
     return Known(
-        join_features(first.features, second.features),
+        join_features([first.features, second.features]),
         np.concatenate([first.ids, second.ids]),
         np.concatenate([first.ages, second.ages]),
         np.concatenate([first.missed, second.missed]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,12 +14,13 @@ from rcl_interfaces.msg import (
     SetParametersResult,
 )
 
+from kp2d_core.detector import MOST_SCALES, SCALE_RANGE, check_scales
 from kp2d_core.images import MINIMUM_SIDE
 from kp2d_core.verification import METHODS
 from kp2d_ros.messages import DESCRIPTOR_FORMATS
 from kp2d_ros.pipeline import Settings
 
-Value = bool | int | float | str
+Value = Any  # bool, int, float, str or a list of floats
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Parameter:
     choices: tuple[str, ...] = ()
     read_only: bool = False  # fixed when the node starts
     smallest: int = 0  # of the values above 0, which stands for 'off'
+    values: str = ''  # in words, where neither range nor choices tell
+    verify: Callable[[Any], object] | None = None  # raises a ValueError that says what is wrong
 
     def descriptor(self) -> ParameterDescriptor:
         """What `ros2 param describe` shows, and rclpy enforces: type, range, read-only."""
@@ -38,7 +41,9 @@ class Parameter:
             name=self.name,
             description=self.description,
             read_only=self.read_only,
-            additional_constraints=f'one of {", ".join(self.choices)}' if self.choices else '',
+            additional_constraints=f'one of {", ".join(self.choices)}'
+            if self.choices
+            else self.values,
         )
         if self.range is not None and isinstance(self.default, float):
             low, high = self.range
@@ -56,6 +61,11 @@ class Parameter:
             return f'{self.name} must be 0 or at least {self.smallest}, got {value}'
         if isinstance(value, float) and not math.isfinite(value):
             return f'{self.name} must be a finite number, got {value}'
+        if self.verify is not None:
+            try:
+                self.verify(value)
+            except ValueError as error:
+                return str(error)
         return None
 
 
@@ -95,6 +105,10 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter('working_size', _S.working_size, 'Run the network on the image resized to so many '
               'pixels along its longer side; 0: as it is.', range=(0, 8192),
               smallest=MINIMUM_SIDE),
+    Parameter('scales', [*_S.scales], 'Run it at so many times that size, each of them, and keep '
+              'the best keypoints of all: [1.0, 0.5] for changes of distance, [2.0, 1.0] for '
+              'exactness.', verify=check_scales,
+              values=f'1 to {MOST_SCALES} numbers, {SCALE_RANGE[0]} to {SCALE_RANGE[1]}'),
     Parameter('descriptor_format', 'float32', 'Of the descriptors in the keypoints message.',
               choices=DESCRIPTOR_FORMATS),
     Parameter('bearings', _S.bearings, 'Add bearing_x, bearing_y to the keypoints: rectified '
@@ -159,14 +173,15 @@ def check(changes: Iterable[Any]) -> SetParametersResult:
 def settings(values: dict[str, Value]) -> Settings:
     """The pipeline's part of the values."""
     names = {field.name for field in fields(Settings)}
-    return Settings(**{name: value for name, value in values.items() if name in names})  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {name: value for name, value in values.items() if name in names}
+    return Settings(**chosen | {'scales': tuple(chosen['scales'])})
 
 
 def table() -> str:
     """The parameters as a Markdown table, as docs/node.md shows it."""
     lines = ['| parameter | default | values | live | what it does |', '|---|---|---|---|---|']
     for p in PARAMETERS:
-        values = type(p.default).__name__
+        values = p.values or type(p.default).__name__
         if p.choices:
             values = ', '.join(p.choices)
         elif p.range is not None:

@@ -23,6 +23,7 @@ class Settings:
     score_threshold: float = 0.0
     nms_radius: float = 0.0
     working_size: int = 0  # the longer side; 0: as the image is
+    scales: tuple[float, ...] = (1.0,)  # times that size
     track: bool = True
     match_ratio: float = 0.0
     match_distance: float = 0.0
@@ -74,6 +75,7 @@ class Pipeline:
         features = self.detector.detect(
             frame.image,
             working_size=settings.working_size or None,
+            scales=settings.scales,
             max_keypoints=settings.max_keypoints,
             score_threshold=settings.score_threshold,
             nms_radius=settings.nms_radius,

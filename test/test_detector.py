@@ -96,6 +96,33 @@ def test_working_size_maps_keypoints_back(detector, photographs):
     assert np.array_equal(features.keypoints, by_side.keypoints)
 
 
+def test_scales_give_the_best_points_of_all_sizes(detector, photographs):
+    image = photographs['astronaut'][:240, :320]
+    parts = [detector.detect(image, working_size=size) for size in ((320, 240), (160, 120))]
+    both = detector.detect(image, scales=(1, 0.5))
+    assert len(both) == sum(map(len, parts)) and both.image_size == (320, 240)
+    assert (np.diff(both.scores) <= 0).all()
+    for part in parts:  # each with its own place and descriptor
+        mine = np.flatnonzero(np.isin(both.scores, part.scores))
+        rows = {tuple(point): d for point, d in zip(part.keypoints, part.descriptors, strict=True)}
+        found = [i for i in mine if tuple(both.keypoints[i]) in rows]
+        assert len(found) == len(part)
+        for i in found:
+            np.testing.assert_array_equal(both.descriptors[i], rows[tuple(both.keypoints[i])])
+    best = detector.detect(image, scales=(1, 0.5), max_keypoints=100)
+    np.testing.assert_array_equal(best.scores, both.scores[:100])  # some scores are equal
+    by_size = detector.detect(image, working_size=160, scales=(2, 1))
+    np.testing.assert_array_equal(by_size.keypoints, both.keypoints)
+
+
+def test_scales_spread_and_mask_over_all_sizes(detector, image):
+    left = np.zeros((240, 320), bool)
+    left[:, :160] = True
+    points = detector.detect(image, scales=(1, 0.5), nms_radius=8, mask=left).keypoints
+    gaps = np.linalg.norm(points[:, None] - points[None], axis=2) + 1e9 * np.eye(len(points))
+    assert len(points) > 50 and gaps.min() >= 8 and points[:, 0].max() < 160
+
+
 def test_views_into_larger_arrays_work(detector, photographs):
     view = photographs['astronaut'][10:106, 20:148]
     assert not view.flags.c_contiguous
@@ -110,6 +137,12 @@ def test_views_into_larger_arrays_work(detector, photographs):
         ({'nms_radius': float('nan')}, 'nms_radius'),
         ({'mask': np.zeros((3, 3), bool)}, 'mask'),
         ({'working_size': (8, 8)}, 'too small'),
+        ({'scales': (1, 0.05)}, 'scales must be 1 to 4 different numbers'),
+        ({'scales': ()}, 'scales must be'),
+        ({'scales': (1, 1)}, 'scales must be'),
+        ({'scales': (1, float('nan'))}, 'scales must be'),
+        ({'scales': (1, 0.5, 0.25, 0.2, 2)}, 'scales must be'),
+        ({'working_size': 64, 'scales': (1, 0.25)}, 'too small'),
     ],
 )
 def test_bad_options_are_named(detector, image, options, message):

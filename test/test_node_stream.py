@@ -86,6 +86,7 @@ def set_parameters(robot: Robot, **values):
         int: ('integer_value', ParameterType.PARAMETER_INTEGER),
         float: ('double_value', ParameterType.PARAMETER_DOUBLE),
         str: ('string_value', ParameterType.PARAMETER_STRING),
+        list: ('double_array_value', ParameterType.PARAMETER_DOUBLE_ARRAY),
     }
     request = SetParameters.Request()
     for name, value in values.items():
@@ -219,7 +220,11 @@ def test_parameters_change_what_comes_out(robot, images, keypoints, photograph, 
     )
     cloud = answer()
     assert cloud.width == 40 and cloud.point_step == 24 + 128
-    set_parameters(robot, descriptor_format='none', bearings=True, track=False)
+    plain = read_points(cloud)
+    set_parameters(robot, scales=[1.0, 0.5])
+    scaled = read_points(answer())
+    assert scaled['score'].min() > plain['score'].min()  # the best of more
+    set_parameters(robot, scales=[1.0], descriptor_format='none', bearings=True, track=False)
     cloud = answer()
     names = [field.name for field in cloud.fields]
     assert names == ['x', 'y', 'z', 'score', 'track_id', 'track_age', 'bearing_x', 'bearing_y']
@@ -236,6 +241,7 @@ def test_bad_parameters_are_refused_with_a_reason(robot, images, keypoints, phot
     assert 'float32, int8, none' in refused(robot, descriptor_format='float64')
     assert 'out of range' in refused(robot, nms_radius=float('nan'))
     assert '0 or at least 24' in refused(robot, working_size=10)
+    assert '1 to 4 different numbers' in refused(robot, scales=[1.0, 9.0])
     assert 'read-only' in refused(robot, model='other').lower()
     assert 'type' in refused(robot, max_keypoints='many').lower()
     answer = robot.exchange(images, image_message(view(photograph), next(clock)), keypoints)

@@ -113,6 +113,9 @@ def test_settings_reach_the_core(detector, views):
     small = pipeline.process(frame(views[0], 0), replace(SETTINGS, working_size=80)).features
     expected = detector.detect(views[0], working_size=80, max_keypoints=150)
     np.testing.assert_array_equal(small.keypoints, expected.keypoints)
+    scaled = pipeline.process(frame(views[0], 0), replace(SETTINGS, scales=(1, 0.5))).features
+    expected = detector.detect(views[0], scales=(1, 0.5), max_keypoints=150)
+    np.testing.assert_array_equal(scaled.keypoints, expected.keypoints)
     mask = np.zeros((120, 160), np.uint8)
     mask[:, :80] = 255
     masked = Pipeline(detector, mask).process(frame(views[0], 0), SETTINGS).features

@@ -137,6 +137,8 @@ def test_exported_file_runs_as_its_weights_do(runtime, batch, mono, tmp_path, ph
         np.testing.assert_allclose(output[2], output[0], atol=1e-6)
     with pytest.raises(ValueError, match='exported for 160x120 images: it cannot work at another'):
         exported.detect(image, working_size=320)
+    with pytest.raises(ValueError, match='exported for 160x120 images: it cannot work at scales'):
+        exported.detect(image, scales=(1, 0.5))
     with pytest.raises(ValueError, match='exported for 160x120 images, got 64x48'):
         exported.runtime.run(np.zeros((1, 48, 64, 3), np.uint8), 10)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import cv2
+import numpy as np
 import pytest
 
 from kp2d_core import KeypointDetector
@@ -47,6 +49,23 @@ def test_a_model_matches_two_photographs_of_one_thing(name, photographs):
     left, right = matches.indices.T
     rows_apart = first.keypoints[left, 1] - second.keypoints[right, 1]
     assert (abs(rows_apart) < 3).sum() > 150  # a stereo pair: the same row in both
+
+
+def test_scales_bridge_a_change_of_distance(photographs):
+    """Four times nearer: right matches at two scales, hardly any at one."""
+    detector = KeypointDetector.load('small', threads=2)
+    photograph = photographs['astronaut']
+    far = np.asarray(cv2.resize(photograph, (128, 128), interpolation=cv2.INTER_AREA), np.uint8)
+
+    def right_matches(scales):
+        first, second = (
+            detector.detect(image, scales=scales, max_keypoints=500) for image in (photograph, far)
+        )
+        near, distant = match(first, second).indices.T
+        there = (first.keypoints[near] + 0.5) * (128 / 512) - 0.5
+        return (np.linalg.norm(there - second.keypoints[distant], axis=1) < 3).sum()
+
+    assert right_matches((1, 0.5)) > 15 > right_matches((1,))
 
 
 @pytest.mark.parametrize('name', MODELS)

@@ -64,11 +64,20 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         '--size', type=size, metavar='WxH', help='run the network at this size (default: as given)'
     )
+    add_scales_argument(group)
     group.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
     group.add_argument('--score-threshold', type=float, default=0.0, help='keep scores above it')
     group.add_argument(
         '--nms-radius', type=float, default=0.0, help='keep the best within so many pixels, 0: all'
     )
+
+
+def add_scales_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        '--scales', nargs='+', type=float, default=[1.0], metavar='FACTOR',
+        help='run the network at so many times that size, each of them, and take the best points '
+        'of all: 1 0.5 for changes of distance, 2 1 for exactness (default: 1)',
+    )  # fmt: skip
 
 
 def load_detector(args: argparse.Namespace) -> KeypointDetector:
@@ -85,6 +94,7 @@ def detection_options(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `add_detection_arguments` as keyword arguments of `detect`."""
     return {
         'working_size': args.size,
+        'scales': args.scales,
         'max_keypoints': args.max_keypoints,
         'score_threshold': args.score_threshold,
         'nms_radius': args.nms_radius,

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from kp2d_core.commands.arguments import positive, size
+from kp2d_core.commands.arguments import add_scales_argument, positive, size
+from kp2d_core.detector import check_scales
 from kp2d_core.evaluation.baselines import BASELINES
 from kp2d_core.evaluation.gallery import Gallery
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
@@ -30,6 +31,7 @@ examples:
   kp2d evaluate --data hpatches --size 640x480 --top-k 1000 --seeds 10
   kp2d evaluate --data hpatches --model small v4 mine.safetensors --baselines sift,orb --html out
   kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
+  kp2d evaluate --data hpatches --model small --scales 2 1
   kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
   kp2d evaluate --shift photos --robustness photos --baselines sift
 
@@ -57,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='of the models: fp32, fp16, int8, or several (default: fp32, or what is exported)',
     )  # fmt: skip
     methods.add_argument('--threads', type=positive, help='CPU threads of a model')
+
+    add_scales_argument(methods)
 
     data = parser.add_argument_group('on what')
     data.add_argument('--data', type=Path, help='a folder in HPatches layout')
@@ -130,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
         runtime=args.runtime,
         precisions=args.precision,
         threads=args.threads,
+        scales=check_scales(args.scales),
         size=args.size,
         top_k=args.top_k,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -29,6 +30,7 @@ def open_methods(
     runtime: str = 'auto',
     precisions: Iterable[str] = ('fp32',),
     threads: int | None = None,
+    scales: Sequence[float] = (1.0,),
     size: Size = (320, 240),
     top_k: int = 300,
 ) -> list[Method]:
@@ -56,7 +58,10 @@ def open_methods(
                     f'evaluate it with --size {fixed[0]}x{fixed[1]}'
                 )
             title = name if len(precisions) == 1 else f'{name} {precision}'
-            methods.append(Method(title, detector.runtime.description, detector.detect))
+            if len(scales) > 1 or scales[0] != 1:
+                title += ' at ' + '+'.join(f'{scale:g}x' for scale in scales)
+            extract = partial(detector.detect, scales=scales)
+            methods.append(Method(title, detector.runtime.description, extract))
     for name in baselines:
         methods.append(Method(name, f'OpenCV {cv2.__version__}', baseline(name, top_k)))
     repeated = {each.name for each in methods if [m.name for m in methods].count(each.name) > 1}

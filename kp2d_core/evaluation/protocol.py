@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from kp2d_core.evaluation import metrics
 from kp2d_core.evaluation.hpatches import Sequence, rescale, select_split
-from kp2d_core.features import Features
+from kp2d_core.features import Features, in_order_of_score
 from kp2d_core.images import Image, Size, read_image, size_of
 
 Extract = Callable[[Image], Features]  # an RGB uint8 image in, features in its pixels out
@@ -198,7 +198,3 @@ def check_settings(sequences: list[Sequence], size: Size, top_k: int, seeds: int
     for name, value in settings.items():
         if value < 1:
             raise ValueError(f'{name} must be 1 or more, got {value}')
-
-
-def in_order_of_score(features: Features) -> Features:
-    return features[np.argsort(-features.scores, kind='stable')]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from kp2d_core.evaluation.metrics import detection, matching_score
-from kp2d_core.evaluation.protocol import Extract, in_order_of_score
+from kp2d_core.evaluation.protocol import Extract
+from kp2d_core.features import in_order_of_score
 from kp2d_core.images import Image, Size, resize, size_of
 
 Matrix = NDArray[np.float64]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from kp2d_core.evaluation.metrics import CORRECT, detection, in_view, inverse, warp
-from kp2d_core.evaluation.protocol import Extract, in_order_of_score
-from kp2d_core.features import Features
+from kp2d_core.evaluation.protocol import Extract
+from kp2d_core.features import Features, in_order_of_score
 from kp2d_core.images import Image, Size
 
 SHIFTS = tuple(range(9))  # 0 to 8 px: a whole cell of the network
