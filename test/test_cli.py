@@ -130,10 +130,18 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
     assert message in error and len(error.strip().splitlines()) == 1
 
 
-def test_a_bad_size_is_explained(capsys):
+@pytest.mark.parametrize(
+    ('option', 'value', 'message'),
+    [
+        ('--size', '640', 'WIDTHxHEIGHT'),
+        ('--scales', '1,9', '1 to 4 different numbers from 0.1 to 4.0'),
+        ('--scales', '1;2', "'1;2' cannot be used"),
+    ],
+)
+def test_a_bad_size_is_explained(option, value, message, capsys):
     with pytest.raises(SystemExit):
-        main(['extract', 'a.png', '-o', 'x', '--size', '640'])
-    assert 'WIDTHxHEIGHT' in capsys.readouterr().err
+        main(['extract', 'a.png', '-o', 'x', option, value])
+    assert message in capsys.readouterr().err
 
 
 def test_an_unwritable_format(folder, model, tmp_path, capsys):

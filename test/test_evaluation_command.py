@@ -94,7 +94,7 @@ def test_several_models(data, model, tmp_path, capsys):
 
 def test_scales_are_named_beside_the_model(data, model, capsys):
     arguments = ['evaluate', '--model', model, '--data', data, '--sequences', 'same']
-    assert main([*arguments, '--splits', 'all', '--scales', '1.5', '1']) == 0
+    assert main([*arguments, '--splits', 'all', '--scales', '1.5,1']) == 0
     printed = capsys.readouterr().out
     assert re.search(r'small-0 at 1\.5x\+1x +1\.000 +0\.000 +1\.000', printed)
 
@@ -145,7 +145,6 @@ def test_what_is_skipped_is_said(photographs, tmp_path, capsys):
         (['--data', 'DATA', '--model', 'none', '--baselines', 'orb', 'orb'], 'orb is given twice'),
         (['--data', 'DATA', '--sequences', 'boat'], "no sequence 'boat'"),
         (['--data', 'DATA', '--splits', 'winter'], "no split 'winter'"),
-        (['--data', 'DATA', '--scales', '1', '9'], 'scales must be 1 to 4 different numbers'),
         (['--data', 'DATA', '--json', 'DATA'], '--json must be a file'),
         (['--data', 'DATA', '--html', 'DATA/i_same/1.png'], '--html must be a folder'),
     ],

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from kp2d_core.detector import KeypointDetector
+from kp2d_core.detector import KeypointDetector, check_scales
 from kp2d_core.images import Size
 
 
@@ -31,6 +31,14 @@ def size(text: str) -> Size:
             f"'{text}' is not a size: WIDTHxHEIGHT, such as 640x480"
         ) from None
     return width, height
+
+
+def scales(text: str) -> tuple[float, ...]:
+    """'1,0.5' -> (1.0, 0.5)."""
+    try:
+        return check_scales([float(part) for part in text.split(',')])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be used: {error}") from None
 
 
 def positive(text: str) -> int:
@@ -74,9 +82,9 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_scales_argument(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        '--scales', nargs='+', type=float, default=[1.0], metavar='FACTOR',
+        '--scales', type=scales, default=(1.0,), metavar='A,B,...',
         help='run the network at so many times that size, each of them, and take the best points '
-        'of all: 1 0.5 for changes of distance, 2 1 for exactness (default: 1)',
+        'of all: 1,0.5 for changes of distance, 2,1 for exactness (default: 1)',
     )  # fmt: skip
 
 

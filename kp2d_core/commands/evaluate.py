@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from kp2d_core.commands.arguments import add_scales_argument, positive, size
-from kp2d_core.detector import check_scales
 from kp2d_core.evaluation.baselines import BASELINES
 from kp2d_core.evaluation.gallery import Gallery
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
@@ -31,7 +30,7 @@ examples:
   kp2d evaluate --data hpatches --size 640x480 --top-k 1000 --seeds 10
   kp2d evaluate --data hpatches --model small v4 mine.safetensors --baselines sift,orb --html out
   kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
-  kp2d evaluate --data hpatches --model small --scales 2 1
+  kp2d evaluate --data hpatches --model small --scales 2,1
   kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
   kp2d evaluate --shift photos --robustness photos --baselines sift
 
@@ -134,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         runtime=args.runtime,
         precisions=args.precision,
         threads=args.threads,
-        scales=check_scales(args.scales),
+        scales=args.scales,
         size=args.size,
         top_k=args.top_k,
     )
