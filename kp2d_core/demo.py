@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.commands.arguments import add_scales_argument
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.evaluation.metrics import correct_matches
+from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.images import Image
 from kp2d_core.matching import match
 from kp2d_core.visualize import draw_keypoints, draw_matches, write_image
@@ -29,20 +32,22 @@ def main() -> int:
     parser.add_argument('-o', '--output', type=Path, default=Path('out'), help='default: out')
     parser.add_argument('--model', default='auto', help='default: auto')
     parser.add_argument('--hard', action='store_true', help='views that break descriptors')
+    add_scales_argument(parser)
     args = parser.parse_args()
 
     detector = KeypointDetector.load(args.model)
     print(f'{detector.runtime.model} on {detector.runtime.description}')
-    (show_hard if args.hard else show)(detector, args.output)
+    detect = partial(detector.detect, scales=args.scales, max_keypoints=500)
+    (show_hard if args.hard else show)(detect, args.output)
     print(f'overlays in {args.output.resolve()}')
     return 0
 
 
-def show(detector: KeypointDetector, output: Path) -> None:
+def show(detect: Extract, output: Path) -> None:
     for name in PHOTOGRAPHS:
         image = photograph(name)
         view = second_view(image)
-        first, second = (detector.detect(i, max_keypoints=500) for i in (image, view))
+        first, second = (detect(i) for i in (image, view))
         matches = match(first, second, verification='homography')
         write_image(output / f'{name}-keypoints.png', draw_keypoints(image, first))
         write_image(
@@ -54,11 +59,11 @@ def show(detector: KeypointDetector, output: Path) -> None:
         )
 
 
-def show_hard(detector: KeypointDetector, output: Path) -> None:
+def show_hard(detect: Extract, output: Path) -> None:
     for name, how in HARD.items():
         image = photograph(name)
         view, there = hard_view(image, *how)
-        first, second = (detector.detect(i, max_keypoints=500) for i in (image, view))
+        first, second = (detect(i) for i in (image, view))
         found = match(first, second)
         before, now = found.indices.T
         right = correct_matches(first.keypoints[before], second.keypoints[now], there)

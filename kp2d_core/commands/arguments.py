@@ -80,7 +80,7 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_scales_argument(group: argparse._ArgumentGroup) -> None:
+def add_scales_argument(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         '--scales', type=scales, default=(1.0,), metavar='A,B,...',
         help='run the network at so many times that size, each of them, and take the best points '
