@@ -101,6 +101,6 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> tuple[byt
     if since['dropped'] > 0.1 * since['received']:
         return OK, (
             f'{summary.rate:.1f} Hz, the camera is faster: {since["dropped"]} of '
-            f'{since["received"]} frames dropped; a smaller working_size helps'
+            f'{since["received"]} frames dropped; a smaller working_size or scale helps'
         )
     return OK, f'{summary.rate:.1f} Hz'

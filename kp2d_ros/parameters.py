@@ -74,6 +74,7 @@ def fixed(name: str, default: Value, description: str, **constraints: Any) -> Pa
 
 
 _S = Settings()
+SCALES = f'1 to {MOST_SCALES} different numbers, {SCALE_RANGE[0]} to {SCALE_RANGE[1]}'
 
 PARAMETERS: tuple[Parameter, ...] = (
     # The model.
@@ -107,8 +108,8 @@ PARAMETERS: tuple[Parameter, ...] = (
               smallest=MINIMUM_SIDE),
     Parameter('scales', [*_S.scales], 'Run it at so many times that size, each of them, and keep '
               'the best keypoints of all: [1.0, 0.5] for changes of distance, [2.0, 1.0] for '
-              'exactness.', verify=check_scales,
-              values=f'1 to {MOST_SCALES} numbers, {SCALE_RANGE[0]} to {SCALE_RANGE[1]}'),
+              'exactness (all with a decimal point).', verify=check_scales,
+              values=SCALES),
     Parameter('descriptor_format', 'float32', 'Of the descriptors in the keypoints message.',
               choices=DESCRIPTOR_FORMATS),
     Parameter('bearings', _S.bearings, 'Add bearing_x, bearing_y to the keypoints: rectified '

@@ -111,6 +111,9 @@ def test_scales_give_the_best_points_of_all_sizes(detector, photographs):
             np.testing.assert_array_equal(both.descriptors[i], rows[tuple(both.keypoints[i])])
     best = detector.detect(image, scales=(1, 0.5), max_keypoints=100)
     np.testing.assert_array_equal(best.scores, both.scores[:100])  # some scores are equal
+    np.testing.assert_array_equal(
+        detector.detect(image, scales=(0.5, 0.501)).scores, parts[1].scores
+    )
     by_size = detector.detect(image, working_size=160, scales=(2, 1))
     np.testing.assert_array_equal(by_size.keypoints, both.keypoints)
 
@@ -142,7 +145,13 @@ def test_views_into_larger_arrays_work(detector, photographs):
         ({'scales': (1, 1)}, 'scales must be'),
         ({'scales': (1, float('nan'))}, 'scales must be'),
         ({'scales': (1, 0.5, 0.25, 0.2, 2)}, 'scales must be'),
-        ({'working_size': 64, 'scales': (1, 0.25)}, 'too small'),
+        ({'scales': 'half'}, "scales must be .* got 'half'"),
+        ({'scales': 0.5}, 'scales must be .* got 0.5'),
+        (
+            {'working_size': 64, 'scales': (1, 0.25)},
+            '0.25 the network would run at 16x12',
+        ),
+        ({'working_size': 4096, 'scales': (4,)}, 'would run at 16384x12288'),
     ],
 )
 def test_bad_options_are_named(detector, image, options, message):

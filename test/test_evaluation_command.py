@@ -162,6 +162,8 @@ def test_an_exported_model_has_its_own_size(data, model, tmp_path, capsys):
     arguments = ['evaluate', '--model', exported, model, '--data', data, '--sequences', 'coffee']
     assert main(arguments) == 2
     assert 'evaluate it with --size 160x120' in capsys.readouterr().err
+    assert main([*arguments, '--size', '160x120', '--scales', '2,1']) == 2
+    assert 'it has no other scales' in capsys.readouterr().err
     out = tmp_path / 'out.json'
     assert main([*arguments, '--size', '160x120', '--json', str(out)]) == 0
     methods = json.loads(out.read_text())['methods']

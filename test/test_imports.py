@@ -29,9 +29,9 @@ def modules_of(package: str) -> list[str]:
     return [re.sub(r'\.__init__$', '', name) for name in names]
 
 
-# What is for training and evaluation, or for running with torch.
+# What is for training, or for running with torch.
 MAY_NEED_TORCH = re.compile(
-    r'kp2d_core\.(networks|training|evaluation|runtimes\.torch|commands\.(train|evaluate)'
+    r'kp2d_core\.(networks|training|runtimes\.torch|commands\.train'
     r'|benchmarks\.(authors_way|training|plain_training))\b'
 )
 

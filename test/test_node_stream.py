@@ -229,7 +229,7 @@ def test_parameters_change_what_comes_out(robot, images, keypoints, photograph, 
     names = [field.name for field in cloud.fields]
     assert names == ['x', 'y', 'z', 'score', 'track_id', 'track_age', 'bearing_x', 'bearing_y']
     assert not cloud.is_dense and (read_points(cloud)['track_id'] == 2**32 - 1).all()
-    assert 'NaN' in robot.status().message
+    robot.wait(lambda: answer() and 'NaN' in robot.status().message, 'a warning')
     set_parameters(robot, score_threshold=1.0)
     assert answer().width == 0
 

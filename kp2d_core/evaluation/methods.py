@@ -57,6 +57,8 @@ def open_methods(
                     f'{model} was exported for {fixed[0]}x{fixed[1]}, not {size[0]}x{size[1]}: '
                     f'evaluate it with --size {fixed[0]}x{fixed[1]}'
                 )
+            if fixed is not None and tuple(scales) != (1.0,):
+                raise ValueError(f'{model} was exported for one size: it has no other scales')
             title = name if len(precisions) == 1 else f'{name} {precision}'
             if len(scales) > 1 or scales[0] != 1:
                 title += ' at ' + '+'.join(f'{scale:g}x' for scale in scales)

@@ -18,7 +18,7 @@ from kp2d_core.runtimes.protocol import Outputs
 # Runs one compiled graph: uint8 images of the profile's shape in, outputs that stay valid out.
 Compiled = Callable[[NDArray[np.uint8]], Outputs]
 
-KEPT = 4  # compiled profiles, the least recently used goes first
+KEPT = 8  # compiled profiles (two sizes of images at four scales), the oldest goes first
 
 
 class CompiledRuntime(ABC):
