@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from kp2d_core.architecture import CELL
 from kp2d_core.features import Features, in_order_of_score, join_features, select
 from kp2d_core.images import (
-    MINIMUM_SIDE,
     Image,
     Placement,
     Size,
@@ -22,10 +21,7 @@ from kp2d_core.images import (
     size_of,
 )
 from kp2d_core.runtimes import Runtime, open_runtime
-
-MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
-SCALE_RANGE = (0.1, 4.0)
-LARGEST_SIDE = 8192  # pixels that an image is enlarged to: beyond it memory runs out
+from kp2d_core.scales import check_scales, scaled_sizes
 
 
 class KeypointDetector:
@@ -103,14 +99,7 @@ class KeypointDetector:
         width, height = resolve_size(given, working_size)
         fixed = self.runtime.fixed_size
         if fixed is None:
-            sizes = [(round(width * scale), round(height * scale)) for scale in scales]
-            for scale, size in zip(scales, sizes, strict=True):
-                if min(size) < MINIMUM_SIDE or (scale > 1 and max(size) > LARGEST_SIDE):
-                    raise ValueError(
-                        f'at scale {scale:g} the network would run at {size[0]}x{size[1]}: '
-                        f'sides must be {MINIMUM_SIDE} to {LARGEST_SIDE} pixels'
-                    )
-            return list(dict.fromkeys(sizes))  # scales that are close may give the same one
+            return scaled_sizes((width, height), scales)
         if (working_size and (width, height) != fixed) or scales != (1.0,):
             other = f'another size, {working_size}' if scales == (1.0,) else f'scales {scales}'
             raise ValueError(
@@ -130,23 +119,6 @@ class KeypointDetector:
         return Features(
             placement.to_given(keypoints[0]), scores[0], descriptors[0], size_of(image)
         )
-
-
-def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
-    """All different and in range, as floats; ValueError if not."""
-    low, high = SCALE_RANGE
-    try:
-        values = tuple(float(scale) for scale in scales)
-    except (TypeError, ValueError):
-        values = ()
-    if not 1 <= len(set(values)) == len(values) <= MOST_SCALES or not all(
-        low <= value <= high for value in values
-    ):
-        raise ValueError(
-            f'scales must be 1 to {MOST_SCALES} different numbers from {low} to {high}, '
-            f'got {list(scales) if values else scales!r}'
-        )
-    return values
 
 
 def points_in_padding(network_input: Image, placement: Placement) -> int:
