@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import cv2
 import numpy as np
@@ -16,6 +17,7 @@ from kp2d_core.matching import match
 
 METRICS = ('repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore')
 FLOOR = (0.67, 1.10, 0.32, 0.56, 0.64, 0.42)  # on hpatches_mini at 320x240 with 300 points
+AIM = (0.72, 0.95, 0.46, 0.80, 0.92, 0.52)
 MODELS = ('small', 'v4')
 
 
@@ -81,3 +83,14 @@ def test_a_model_is_as_good_as_its_card_says_and_above_the_floor(name, shared_da
     assert found == pytest.approx(said, abs=0.03)
     for metric, value, floor in zip(METRICS, found, FLOOR, strict=True):
         assert value <= floor if metric == 'localization' else value >= floor, metric
+
+
+def test_with_a_second_scale_small_reaches_the_aim_but_for_cor_1(shared_data):
+    sequences = load_sequences(shared_data / 'hpatches_mini')
+    extract = partial(KeypointDetector.load('small').detect, scales=(1, 0.5))
+    means = evaluate(extract, sequences, size=(320, 240), top_k=300, seeds=10).mean()
+    for metric, aim in zip(METRICS, AIM, strict=True):
+        if metric == 'localization':
+            assert means[metric] <= aim
+        elif metric != 'cor1':
+            assert means[metric] >= aim - 0.02, metric  # which processors may differ by
