@@ -14,6 +14,7 @@ from kp2d_core.evaluation.baselines import baseline
 from kp2d_core.evaluation.onnx_extractor import onnx_extractor
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.images import Size
+from kp2d_core.scales import check_scales
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def open_methods(
     of the evaluation.
     """
     models, precisions = list(models), list(precisions)
+    rescaled = check_scales(scales) != (1.0,)
     methods: list[Method] = []
     for model, name in zip(models, _short_names(models), strict=True):
         if Path(model).suffix in ('.yaml', '.yml'):
@@ -57,10 +59,10 @@ def open_methods(
                     f'{model} was exported for {fixed[0]}x{fixed[1]}, not {size[0]}x{size[1]}: '
                     f'evaluate it with --size {fixed[0]}x{fixed[1]}'
                 )
-            if fixed is not None and tuple(scales) != (1.0,):
+            if fixed is not None and rescaled:
                 raise ValueError(f'{model} was exported for one size: it has no other scales')
             title = name if len(precisions) == 1 else f'{name} {precision}'
-            if len(scales) > 1 or scales[0] != 1:
+            if rescaled:
                 title += ' at ' + '+'.join(f'{scale:g}x' for scale in scales)
             extract = partial(detector.detect, scales=scales)
             methods.append(Method(title, detector.runtime.description, extract))
