@@ -21,7 +21,7 @@ from kp2d_core.images import (
     size_of,
 )
 from kp2d_core.runtimes import Runtime, open_runtime
-from kp2d_core.scales import check_scales, scaled_sizes
+from kp2d_core.scales import check_scales, default_sizes, scaled_sizes
 
 
 class KeypointDetector:
@@ -57,7 +57,7 @@ class KeypointDetector:
         image: Image,
         *,
         working_size: Size | int | None = None,
-        scales: Sequence[float] = (1.0,),
+        scales: Sequence[float] | None = None,
         max_keypoints: int | None = None,
         score_threshold: float = 0.0,
         nms_radius: float = 0.0,
@@ -66,7 +66,8 @@ class KeypointDetector:
         """Features of an RGB or gray uint8 image, in its own pixels, highest score first.
 
         working_size     (width, height) to run the network at, or the longer side; None: as given
-        scales           run it at so many times that size, each of them, and take the best of all
+        scales           run it at so many times that size, each of them, and take the best of all;
+                         None: at 1 and 0.5, or at 1 alone if the model was exported for one size
         max_keypoints    the best so many; None: one for each cell (and scale) above threshold
         score_threshold  keep scores above it
         nms_radius       keep only the best within so many pixels; 0: no suppression, as the paper
@@ -82,7 +83,7 @@ class KeypointDetector:
 
         # Mask and suppression drop points after the network ranked them: ask for all then.
         limit = max_keypoints if mask is None and nms_radius == 0 else None
-        sizes = self._working_sizes(size_of(image), working_size, check_scales(scales))
+        sizes = self._working_sizes(size_of(image), working_size, scales)
         found = [self._run(image, size, limit) for size in sizes]
         return select(
             found[0] if len(found) == 1 else in_order_of_score(join_features(found)),
@@ -93,15 +94,18 @@ class KeypointDetector:
         )
 
     def _working_sizes(
-        self, given: Size, working_size: Size | int | None, scales: tuple[float, ...]
+        self, given: Size, working_size: Size | int | None, scales: Sequence[float] | None
     ) -> list[Size]:
         """The sizes that the network runs at; ValueError if it cannot."""
         width, height = resolve_size(given, working_size)
+        chosen = None if scales is None else check_scales(scales)
         fixed = self.runtime.fixed_size
         if fixed is None:
-            return scaled_sizes((width, height), scales)
-        if (working_size and (width, height) != fixed) or scales != (1.0,):
-            other = f'another size, {working_size}' if scales == (1.0,) else f'scales {scales}'
+            size = width, height
+            return default_sizes(size) if chosen is None else scaled_sizes(size, chosen)
+        rescaled = chosen not in (None, (1.0,))
+        if (working_size and (width, height) != fixed) or rescaled:
+            other = f'scales {chosen}' if rescaled else f'another size, {working_size}'
             raise ValueError(
                 f'the model was exported for {fixed[0]}x{fixed[1]} images: it cannot work at '
                 f'{other}'

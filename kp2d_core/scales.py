@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from kp2d_core.images import MINIMUM_SIDE, Size
 
+# A quarter more pixels than one scale, for points that are found again from nearer or further.
+DEFAULT_SCALES = (1.0, 0.5)
 MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
 SCALE_RANGE = (0.1, 4.0)
 LARGEST_SIDE = 8192  # pixels that an image is enlarged to: beyond it memory runs out
@@ -26,6 +28,12 @@ def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
             f'got {list(scales) if values else scales!r}'
         )
     return values
+
+
+def default_sizes(size: Size) -> list[Size]:
+    """The size at each of the default scales that is not too small to work at."""
+    sizes = [(round(size[0] * scale), round(size[1] * scale)) for scale in DEFAULT_SCALES]
+    return [each for each in sizes if min(each) >= MINIMUM_SIDE]
 
 
 def scaled_sizes(size: Size, scales: tuple[float, ...]) -> list[Size]:

@@ -108,7 +108,8 @@ PARAMETERS: tuple[Parameter, ...] = (
               smallest=MINIMUM_SIDE),
     Parameter('scales', [*_S.scales], 'Run it at so many times that size, each of them, and keep '
               'the best keypoints of all: [1.0, 0.5] for changes of distance, [2.0, 1.0] for '
-              'exactness (all with a decimal point).', verify=check_scales,
+              'exactness (all with a decimal point). One is the fastest, and enough from frame to '
+              'frame.', verify=check_scales,
               values=SCALES),
     Parameter('descriptor_format', 'float32', 'Of the descriptors in the keypoints message.',
               choices=DESCRIPTOR_FORMATS),

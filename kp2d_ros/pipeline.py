@@ -23,7 +23,7 @@ class Settings:
     score_threshold: float = 0.0
     nms_radius: float = 0.0
     working_size: int = 0  # the longer side; 0: as the image is
-    scales: tuple[float, ...] = (1.0,)  # times that size
+    scales: tuple[float, ...] = (1.0,)  # times that size; frames in a row differ little in scale
     track: bool = True
     match_ratio: float = 0.0
     match_distance: float = 0.0

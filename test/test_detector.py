@@ -25,7 +25,7 @@ def image(photographs):
 
 
 def test_no_limits_gives_every_cell_with_a_score_as_the_paper_evaluates(detector, image):
-    features = detector.detect(image)
+    features = detector.detect(image, scales=(1,))
     assert len(features) == 28 * 38  # 30 x 40 cells without the border ring
     assert features.keypoints.dtype == features.scores.dtype == np.float32
     assert features.descriptors.dtype == np.float32 and features.descriptors.shape[1] == 128
@@ -41,7 +41,7 @@ def test_the_features_are_those_of_the_network(detector, image):
         maps = network(normalise(torch.from_numpy(image.copy())[None]))
         points = maps.keypoints.flatten(2).transpose(1, 2)
         descriptors = sample_descriptors(maps.descriptors, points, (240, 320))[0].numpy()
-    features = detector.detect(image)
+    features = detector.detect(image, scales=(1,))
     scores, cells = maps.scores.flatten().sort(descending=True, stable=True)
     top = cells[: len(features)].numpy()
     assert features.scores == pytest.approx(scores[: len(features)].numpy(), abs=1e-5)
@@ -98,8 +98,9 @@ def test_working_size_maps_keypoints_back(detector, photographs):
 
 def test_scales_give_the_best_points_of_all_sizes(detector, photographs):
     image = photographs['astronaut'][:240, :320]
-    parts = [detector.detect(image, working_size=size) for size in ((320, 240), (160, 120))]
-    both = detector.detect(image, scales=(1, 0.5))
+    sizes = ((320, 240), (160, 120))
+    parts = [detector.detect(image, working_size=size, scales=(1,)) for size in sizes]
+    both = detector.detect(image)  # 1 and 0.5 are the default
     assert len(both) == sum(map(len, parts)) and both.image_size == (320, 240)
     assert (np.diff(both.scores) <= 0).all()
     for part in parts:  # each with its own place and descriptor
@@ -116,6 +117,9 @@ def test_scales_give_the_best_points_of_all_sizes(detector, photographs):
     )
     by_size = detector.detect(image, working_size=160, scales=(2, 1))
     np.testing.assert_array_equal(by_size.keypoints, both.keypoints)
+    tiny = detector.detect(image, working_size=(32, 24))  # half of it is too small to work at
+    alone = detector.detect(image, working_size=(32, 24), scales=(1,))
+    np.testing.assert_array_equal(tiny.keypoints, alone.keypoints)
 
 
 def test_scales_spread_and_mask_over_all_sizes(detector, image):

@@ -41,7 +41,7 @@ def test_started_with_compressed_transport_mask_and_parameter_file(
         message.header = image_message(picture, 5.0).header
         found = keypoints_from_cloud(robot.exchange(images, message, heard)).features
         detector = KeypointDetector.load(model, runtime='torch', threads=1)
-        expected = detector.detect(picture, mask=mask, max_keypoints=1000)
+        expected = detector.detect(picture, scales=(1,), mask=mask, max_keypoints=1000)
         np.testing.assert_array_equal(found.keypoints, expected.keypoints)
         assert len(found) > 50 and found.keypoints[:, 0].min() > 79
 

@@ -37,7 +37,7 @@ def frame(image: np.ndarray, seconds: float, **other: object) -> Frame:
 
 def test_result_is_the_cores(detector, views):
     result = Pipeline(detector).process(frame(views[0], 0), SETTINGS)
-    expected = detector.detect(views[0], max_keypoints=150)
+    expected = detector.detect(views[0], scales=(1,), max_keypoints=150)
     np.testing.assert_array_equal(result.features.keypoints, expected.keypoints)
     np.testing.assert_array_equal(result.features.descriptors, expected.descriptors)
     assert result.previous is None and len(result.tracks.matches) == 0
@@ -111,7 +111,7 @@ def test_settings_reach_the_core(detector, views):
     distances = np.linalg.norm(spread.keypoints[:, None] - spread.keypoints, axis=2)
     assert distances[~np.eye(len(spread), dtype=bool)].min() >= 12
     small = pipeline.process(frame(views[0], 0), replace(SETTINGS, working_size=80)).features
-    expected = detector.detect(views[0], working_size=80, max_keypoints=150)
+    expected = detector.detect(views[0], working_size=80, scales=(1,), max_keypoints=150)
     np.testing.assert_array_equal(small.keypoints, expected.keypoints)
     scaled = pipeline.process(frame(views[0], 0), replace(SETTINGS, scales=(1, 0.5))).features
     expected = detector.detect(views[0], scales=(1, 0.5), max_keypoints=150)

@@ -128,8 +128,9 @@ def test_exported_file_runs_as_its_weights_do(runtime, batch, mono, tmp_path, ph
     gray = np.repeat(photograph[..., :1], 3, axis=2)  # what a mono graph can see
     image = gray if mono else photograph
     found = exported.detect(image, max_keypoints=150)
-    wanted = direct.detect(image, working_size=(160, 120), max_keypoints=150)
+    wanted = direct.detect(image, working_size=(160, 120), scales=(1,), max_keypoints=150)
     assert len(found) == len(wanted) == 150
+    np.testing.assert_array_equal(exported.detect(image, scales=(1,)).scores[:150], found.scores)
     np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-5)
     three = np.stack([prepare(image, (160, 120))[0]] * 3)
     for output in exported.runtime.run(three, 50):

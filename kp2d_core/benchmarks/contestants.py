@@ -72,7 +72,7 @@ class WholeWay:
         runtime.run = timed  # type: ignore[method-assign]
         try:
             start = time.perf_counter()
-            self.detector.detect(self.image, max_keypoints=self.top_k)
+            self.detector.detect(self.image, scales=(1,), max_keypoints=self.top_k)
             total = time.perf_counter() - start
         finally:
             del runtime.run  # the method of the class shows again

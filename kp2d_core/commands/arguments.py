@@ -83,9 +83,10 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_scales_argument(group: argparse._ActionsContainer) -> None:
     group.add_argument(
-        '--scales', type=scales, default=(1.0,), metavar='A,B,...',
+        '--scales', type=scales, metavar='A,B,...',
         help='run the network at so many times that size, each of them, and take the best points '
-        'of all: 1,0.5 for changes of distance, 2,1 for exactness (default: 1)',
+        'of all: 1 is the fastest, 1,0.5 bridges changes of distance, 2,1 is the most exact '
+        '(default: 1,0.5, but 1 for a model that was exported for one size)',
     )  # fmt: skip
 
 

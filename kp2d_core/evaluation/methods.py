@@ -14,7 +14,7 @@ from kp2d_core.evaluation.baselines import baseline
 from kp2d_core.evaluation.onnx_extractor import onnx_extractor
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.images import Size
-from kp2d_core.scales import check_scales
+from kp2d_core.scales import DEFAULT_SCALES, check_scales
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ def open_methods(
     runtime: str = 'auto',
     precisions: Iterable[str] = ('fp32',),
     threads: int | None = None,
-    scales: Sequence[float] = (1.0,),
+    scales: Sequence[float] | None = None,
     size: Size = (320, 240),
     top_k: int = 300,
 ) -> list[Method]:
     """Every model in every precision, then the baselines.
 
     A model is what `KeypointDetector.load` takes, or a YAML file that describes a foreign ONNX
-    extractor (see `onnx_extractor`), which has one precision only. `size` and `top_k` are those
-    of the evaluation.
+    extractor (see `onnx_extractor`), which has one precision only. `scales` are those of
+    `detect`, `size` and `top_k` those of the evaluation.
     """
     models, precisions = list(models), list(precisions)
-    rescaled = check_scales(scales) != (1.0,)
+    rescaled = scales is not None and check_scales(scales) != (1.0,)
     methods: list[Method] = []
     for model, name in zip(models, _short_names(models), strict=True):
         if Path(model).suffix in ('.yaml', '.yml'):
@@ -62,10 +62,12 @@ def open_methods(
             if fixed is not None and rescaled:
                 raise ValueError(f'{model} was exported for one size: it has no other scales')
             title = name if len(precisions) == 1 else f'{name} {precision}'
-            if rescaled:
-                title += ' at ' + '+'.join(f'{scale:g}x' for scale in scales)
+            used = scales or (DEFAULT_SCALES if fixed is None else (1.0,))
+            at = 'at ' + '+'.join(f'{scale:g}x' for scale in used)
+            if scales is not None:
+                title += f' {at}'
             extract = partial(detector.detect, scales=scales)
-            methods.append(Method(title, detector.runtime.description, extract))
+            methods.append(Method(title, f'{detector.runtime.description}, {at}', extract))
     for name in baselines:
         methods.append(Method(name, f'OpenCV {cv2.__version__}', baseline(name, top_k)))
     repeated = {each.name for each in methods if [m.name for m in methods].count(each.name) > 1}

@@ -43,7 +43,7 @@ def _metrics(detector: KeypointDetector, folder: Path, profile: Profile) -> dict
     from kp2d_core.evaluation.protocol import evaluate
 
     def extract(image: Image):  # type: ignore[no-untyped-def]
-        return detector.detect(image, max_keypoints=profile.top_k)
+        return detector.detect(image, scales=(1,), max_keypoints=profile.top_k)
 
     size = (profile.width, profile.height)
     sequences = load_sequences(folder)

@@ -29,7 +29,9 @@ def draw_pair(
     first_to_second: NDArray[np.float64],
 ) -> dict[str, Image]:
     """By name: the keypoints of both, their score maps, the matches, green if correct."""
-    left, right = (detector.detect(image, max_keypoints=SHOWN) for image in (first, second))
+    left, right = (
+        detector.detect(image, scales=(1,), max_keypoints=SHOWN) for image in (first, second)
+    )
     matches = match(left, right)
     expected = warp_points(first_to_second, left.keypoints[matches.indices[:, 0]])
     astray = np.linalg.norm(expected - right.keypoints[matches.indices[:, 1]], axis=1)
