@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kp2d_core.features import Float
 from kp2d_core.images import Size
+from kp2d_core.lenses import undistort
 from kp2d_ros.calibration import Info, read_out, rectified
 
 # distortion_model -> how many coefficients it may have
@@ -21,9 +22,6 @@ _MODELS = {
     'rational_polynomial': (8, 12, 14),
     'equidistant': (4,),
 }
-
-
-FAITHFUL = 0.1  # pixels that an undistorted point may be off when it is distorted again
 WIDEST = np.deg2rad(89)  # from the axis; beyond, x / z says nothing
 
 
@@ -67,15 +65,14 @@ class CameraModel:
         """What a matrix makes of the points' rays, as (x / z, y / z)."""
         if not len(points):
             return np.empty((0, 2), np.float32)
-        distorted = np.asarray(points, np.float64)[:, None]
-        coefficients = np.array(self.distortion or (0.0,) * 4, np.float64)
-        if not self.fisheye and not any(self.distortion):
-            flat = (distorted[:, 0] - self.matrix[:2, 2]) / self.matrix[[0, 1], [0, 1]]
-        elif self.fisheye:
-            flat = cv2.fisheye.undistortPoints(distorted, self.matrix, coefficients).reshape(-1, 2)
+        distorted = np.asarray(points, np.float64)
+        if self.fisheye:
+            coefficients = np.array(self.distortion or (0.0,) * 4, np.float64)
+            flat = cv2.fisheye.undistortPoints(distorted[:, None], self.matrix, coefficients)
+            flat = flat.reshape(-1, 2)
             flat[self._sideways(points)] = np.nan
         else:
-            flat = _undistort(distorted, self.matrix, coefficients)
+            flat = undistort(distorted, self.matrix, np.array(self.distortion, np.float64))
         rays = np.column_stack([flat, np.ones(len(flat))]) @ matrix.T
         return np.asarray(rays[:, :2] / rays[:, 2:], np.float32)
 
@@ -88,23 +85,6 @@ class CameraModel:
         distorted = theta * (1 + k1 * theta**2 + k2 * theta**4 + k3 * theta**6 + k4 * theta**8)
         # OpenCV takes none beyond 90 degrees, nor where the polynomial has turned back.
         return np.asarray(angle >= min(distorted.max(), np.pi / 2))
-
-
-def _undistort(
-    points: NDArray[np.float64], matrix: NDArray[np.float64], coefficients: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """(N, 1, 2) pixels -> (N, 2) coordinates x / z, y / z; NaN where there are none."""
-    stop = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 1e-4)  # 5 are pixels off
-    if hasattr(cv2, 'undistortPointsIter'):  # OpenCV 4
-        flat = cv2.undistortPointsIter(points, matrix, coefficients, None, None, stop)
-    else:
-        flat = cv2.undistortPoints(points, matrix, coefficients, criteria=stop)
-    flat = np.asarray(flat, np.float64).reshape(-1, 2)
-    rays = np.column_stack([flat, np.ones(len(flat))])
-    again, _ = cv2.projectPoints(rays, np.zeros(3), np.zeros(3), matrix, coefficients)
-    off = np.linalg.norm(again.reshape(-1, 2) - points[:, 0], axis=1)
-    flat[~(off < FAITHFUL)] = np.nan  # the polynomial has turned back before it comes so far
-    return flat
 
 
 def camera_model(info: Any, is_rectified: bool = False) -> CameraModel | None:

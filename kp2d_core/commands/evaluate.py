@@ -8,9 +8,11 @@ from pathlib import Path
 
 from kp2d_core.commands.arguments import add_scales_argument, positive, size
 from kp2d_core.evaluation.baselines import BASELINES
+from kp2d_core.evaluation.camera_paths import CameraPath, load_camera_path
 from kp2d_core.evaluation.gallery import Gallery
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
 from kp2d_core.evaluation.methods import Method, open_methods
+from kp2d_core.evaluation.motion import GAPS, motion_test
 from kp2d_core.evaluation.protocol import Evaluation, evaluate
 from kp2d_core.evaluation.robustness import robustness
 from kp2d_core.evaluation.shift import shift_test
@@ -33,6 +35,7 @@ examples:
   kp2d evaluate --data hpatches --model small --scales 2,1
   kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
   kp2d evaluate --shift photos --robustness photos --baselines sift
+  kp2d evaluate --motion kitti/00 tum/fr1_xyz --baselines sift orb
 
 A YAML file as model describes any other ONNX extractor; see docs/evaluation.md."""
 
@@ -100,6 +103,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='for these tests, spread over all that are given (default: %(default)s)',
     )  # fmt: skip
 
+    tests.add_argument(
+        '--motion', nargs='+', type=Path, metavar='DIR', default=[],
+        help='rotation and direction of a moving camera: recorded paths in the layout of KITTI '
+        '(image_0/, calib.txt, poses.txt) or TUM (rgb.txt, groundtruth.txt, and intrinsics.txt: '
+        'fx fy cx cy k1 k2 p1 p2 k3)',
+    )  # fmt: skip
+    tests.add_argument(
+        '--gaps', nargs='+', type=positive, default=GAPS, metavar='N',
+        help='frames between the two of a pair (default: 1 2 5 10)',
+    )  # fmt: skip
+
     output = parser.add_argument_group('output')
     output.add_argument(
         '--paper', choices=('same', 'all', 'none'), default='same',
@@ -141,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError('there is nothing to evaluate: give a --model, or --baselines')
     shift_photos = _photographs(args.shift, args.max_photos, study)
     robustness_photos = _photographs(args.robustness, args.max_photos, study)
+    paths = _camera_paths(args.motion)
 
     gallery = _gallery(study) if args.html else Gallery({}, study.top_k)
     for method in methods:
@@ -155,6 +170,11 @@ def run(args: argparse.Namespace) -> int:
             study.robustness[method.name] = robustness(
                 method.extract, robustness_photos, size=args.size, top_k=args.top_k, progress=True
             )
+        if paths:
+            study.motion[method.name] = {
+                path.name: motion_test(method.extract, path, args.gaps, progress=True)
+                for path in paths
+            }
 
     print(format_study(study))
     if args.json:
@@ -182,9 +202,9 @@ def _evaluate(method: Method, study: Study, gallery: Gallery) -> Evaluation:
 
 def _check(args: argparse.Namespace) -> None:
     """Whatever can be known to fail, before anything takes long."""
-    if not (args.data or args.shift or args.robustness):
-        raise ValueError('give --data, a folder in HPatches layout, or photographs to --shift or '
-                         '--robustness')  # fmt: skip
+    if not (args.data or args.shift or args.robustness or args.motion):
+        raise ValueError('give --data, a folder in HPatches layout, photographs to --shift or '
+                         '--robustness, or camera paths to --motion')  # fmt: skip
     if args.json and args.json.is_dir():
         raise ValueError(f'--json must be a file, {args.json} is a folder')
     if args.html and args.html.exists() and not args.html.is_dir():
@@ -235,6 +255,14 @@ def _photographs(given: list[Path] | None, limit: int, study: Study) -> list[Ima
         raise ValueError(f'there is no image in {", ".join(map(str, given))}')
     step = max(len(paths) / limit, 1)
     return [read_image(paths[int(i * step)]) for i in range(min(limit, len(paths)))]
+
+
+def _camera_paths(folders: list[Path]) -> list[CameraPath]:
+    paths = [load_camera_path(folder) for folder in folders]
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f'two camera paths have one name: {", ".join(names)}')
+    return paths
 
 
 def _gallery(study: Study) -> Gallery:

@@ -50,6 +50,8 @@ def plot_study(study: Study) -> dict[str, bytes]:
             plots['Shift test'] = _shift(study)
         if study.robustness:
             plots['Robustness'] = _robustness(study)
+        for path in next(iter(study.motion.values()), {}):
+            plots[f'Motion of the camera, {path}'] = _motion(study, path)
     return plots
 
 
@@ -145,6 +147,23 @@ def _robustness(study: Study) -> bytes:
             axis.set_xscale('log', base=2)
             axis.set_xticks(ticks, [f'{Fraction(tick)}' for tick in ticks])
     axes[0].set_ylabel('matching score')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
+    return _svg(figure)
+
+
+def _motion(study: Study, path: str) -> bytes:
+    figure, axes = _figure(3)
+    for name, paths in study.motion.items():
+        rows = paths[path]
+        gaps, colour = [row.gap for row in rows], _colours(study)[name]
+        axes[0].plot(gaps, [row.auc5 for row in rows], 'o-', color=colour, label=name)
+        axes[1].plot(gaps, [row.rotation for row in rows], 'o-', color=colour)
+        axes[2].plot(gaps, [row.direction for row in rows], 'o-', color=colour)
+    axes[0].set(title='AUC of both errors, up to 5 degrees', ylim=(0, 1.03))
+    axes[1].set(title='Rotation, median error in degrees', ylim=(0, None))
+    axes[2].set(title='Direction, median error in degrees', ylim=(0, None))
+    for axis in axes:
+        axis.set(xlabel='frames apart', xticks=gaps)
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
     return _svg(figure)
 

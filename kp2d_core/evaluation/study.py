@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kp2d_core.evaluation.hpatches import Sequence
+from kp2d_core.evaluation.motion import MotionResult
 from kp2d_core.evaluation.paper import PaperRow, rows_beside
 from kp2d_core.evaluation.protocol import Evaluation, PairResult, split_evaluation
 from kp2d_core.evaluation.robustness import RobustnessPoint
@@ -34,6 +35,7 @@ class Study:
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     shift: dict[str, list[ShiftResult]] = field(default_factory=dict)
     robustness: dict[str, dict[str, list[RobustnessPoint]]] = field(default_factory=dict)
+    motion: dict[str, dict[str, list[MotionResult]]] = field(default_factory=dict)  # by path
 
     def by_split(self) -> dict[str, dict[str, Evaluation]]:
         """split -> method -> evaluation, of the splits that have a sequence."""
@@ -64,11 +66,7 @@ def to_json(study: Study) -> dict[str, Any]:
                 'description': description,
                 **_evaluation_json(method, study, by_split),
                 **({'shift': _rows(study.shift[method])} if method in study.shift else {}),
-                **(
-                    {'robustness': {k: _rows(v) for k, v in study.robustness[method].items()}}
-                    if method in study.robustness
-                    else {}
-                ),
+                **_curves_json(method, study),
             }
             for method, description in study.methods.items()
         },
@@ -110,6 +108,15 @@ def _evaluation_json(
             for split, evaluations in by_split.items()
         },
         'pairs': [_pair_json(pair) for pair in evaluation.pairs],
+    }
+
+
+def _curves_json(method: str, study: Study) -> dict[str, Any]:
+    tests: dict[str, dict[str, Any]] = {'robustness': study.robustness, 'motion': study.motion}
+    return {
+        test: {name: _rows(rows) for name, rows in results[method].items()}
+        for test, results in tests.items()
+        if method in results
     }
 
 

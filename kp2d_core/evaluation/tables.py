@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kp2d_core.evaluation.motion import POINTS
 from kp2d_core.evaluation.protocol import METRICS, Evaluation
 from kp2d_core.evaluation.study import Study
 
@@ -34,6 +35,8 @@ def format_study(study: Study) -> str:
         blocks.append(_shift_block(study))
     if study.robustness:
         blocks.append(_robustness_block(study))
+    if study.motion:
+        blocks.append(_motion_block(study))
     return '\n\n'.join(blocks)
 
 
@@ -104,3 +107,23 @@ def _robustness_block(study: Study) -> str:
             rows.append([method, *(f'{point.mscore:.3f}' for point in curves[change])])
         blocks.append(align(rows))
     return '\n\n'.join(['robustness: matching score against', *blocks])
+
+
+def _motion_block(study: Study) -> str:
+    blocks = []
+    for path in next(iter(study.motion.values())):
+        given = next(iter(study.motion.values()))[path]
+        rows = [[f'{path}: frames apart', *(str(row.gap) for row in given)]]
+        rows.append(['  pairs', *(str(row.pairs) for row in given)])
+        for method, paths in study.motion.items():
+            results = paths[path]
+            rows.append([f'{method}: AUC@5', *(f'{row.auc5:.3f}' for row in results)])
+            rows.append(['  rotation, degrees', *(f'{row.rotation:.3f}' for row in results)])
+            rows.append(['  direction, degrees', *(f'{row.direction:.2f}' for row in results)])
+            rows.append(['  matches', *(f'{row.matches:.0f}' for row in results)])
+            rows.append(['  inliers', *(f'{row.inliers:.0f}' for row in results)])
+        blocks.append(align(rows))
+    title = (
+        f'motion of the camera, best {POINTS} points: medians of the errors, means of the matches'
+    )
+    return '\n\n'.join([title, *blocks])

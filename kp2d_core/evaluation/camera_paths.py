@@ -1,0 +1,146 @@
+"""Recorded camera paths: frames, where the camera was, its lens; in KITTI's or TUM's layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.errors import FileError
+from kp2d_core.images import IMAGE_SUFFIXES
+
+Matrix = NDArray[np.float64]
+FURTHEST = 0.05  # s from a frame to the nearest pose of TUM's, beyond which it is left out
+
+
+@dataclass(frozen=True)
+class CameraPath:
+    """Frames in the order of time, each with the pose of the camera."""
+
+    name: str
+    images: list[Path]
+    poses: Matrix  # (N, 4, 4): camera to world; x right, y down, z forward
+    intrinsics: Matrix  # 3x3
+    distortion: Matrix  # OpenCV's k1 k2 p1 p2 k3, or empty
+
+    def motion(self, first: int, second: int) -> Matrix:
+        """4x4: points in the first frame's camera to those in the second's."""
+        return np.asarray(np.linalg.inv(self.poses[second]) @ self.poses[first])
+
+
+def load_camera_path(folder: str | Path) -> CameraPath:
+    """From a folder in one of two layouts; FileError if it is neither, or cannot be right.
+
+    KITTI odometry  image_0/ (or image_1/ to image_3/), calib.txt, poses.txt
+    TUM RGB-D       rgb.txt, groundtruth.txt, and intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]]
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise FileError(f'there is no folder {folder}')
+    if (folder / 'poses.txt').is_file():
+        return _kitti(folder)
+    if (folder / 'groundtruth.txt').is_file():
+        return _tum(folder)
+    raise FileError(
+        f'{folder} holds no camera path: neither poses.txt (KITTI) nor groundtruth.txt (TUM)'
+    )
+
+
+def _kitti(folder: Path) -> CameraPath:
+    for camera in range(4):
+        images = folder / f'image_{camera}'
+        if images.is_dir():
+            break
+    else:
+        raise FileError(f'{folder} has no frames: image_0/ is missing')
+    frames = sorted(path for path in images.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    rows = _numbers(folder / 'poses.txt', (12,))
+    projections = _numbers(folder / 'calib.txt', (12,))
+    if camera >= len(projections):
+        raise FileError(f'{folder / "calib.txt"} has no row for camera {camera}')
+    if len(frames) != len(rows):
+        raise FileError(f'{folder} has {len(frames)} frames, but {len(rows)} poses')
+    projection = projections[camera].reshape(3, 4)
+    poses = np.array([_square(row.reshape(3, 4)) for row in rows])
+    # The poses are those of camera 0, the others are beside it.
+    beside = np.eye(4)
+    beside[0, 3] = -projection[0, 3] / projection[0, 0]
+    return CameraPath(folder.name, frames, poses @ beside, projection[:, :3], np.empty(0))
+
+
+def _tum(folder: Path) -> CameraPath:
+    truth = _numbers(folder / 'groundtruth.txt', (8,))
+    lens = _numbers(folder / 'intrinsics.txt', (4, 8, 9))[0]
+    listed = _lines(folder / 'rgb.txt')
+    try:
+        frames = sorted((float(line.split()[0]), folder / line.split()[1]) for line in listed)
+    except (IndexError, ValueError) as error:
+        raise FileError(f'{folder / "rgb.txt"} must hold a time and a file in a line') from error
+    truth = truth[np.argsort(truth[:, 0])]
+    after = np.clip(np.searchsorted(truth[:, 0], [time for time, _ in frames]), 1, len(truth) - 1)
+    used = [
+        (time, path)
+        for (time, path), i in zip(frames, after, strict=True)
+        if np.abs(truth[i - 1 : i + 1, 0] - time).min() <= FURTHEST
+    ]
+    if not used:
+        raise FileError(f'{folder}: no frame of rgb.txt has a pose of its time in groundtruth.txt')
+    times = np.array([time for time, _ in used])
+    fx, fy, cx, cy = lens[:4]
+    return CameraPath(
+        folder.name,
+        [path for _, path in used],
+        _interpolate(truth, times),
+        np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]),
+        lens[4:],
+    )
+
+
+def _interpolate(truth: Matrix, times: Matrix) -> Matrix:
+    """Poses at the times, between the rows t x y z qx qy qz qw."""
+    turns = truth[:, 4:] / np.linalg.norm(truth[:, 4:], axis=1, keepdims=True)
+    # q and -q are one turn: let neighbours have one sign, so that between them is between.
+    flips = np.where((turns[1:] * turns[:-1]).sum(axis=1) < 0, -1.0, 1.0)
+    turns[1:] *= np.cumprod(flips)[:, None]
+    columns = np.hstack([truth[:, 1:4], turns]).T
+    rows = np.array([np.interp(times, truth[:, 0], column) for column in columns]).T
+    return np.array([_square(np.column_stack([_rotation(row[3:]), row[:3]])) for row in rows])
+
+
+def _rotation(quaternion: Matrix) -> Matrix:
+    x, y, z, w = quaternion / np.linalg.norm(quaternion)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def _square(pose: Matrix) -> Matrix:
+    return np.vstack([pose, [0, 0, 0, 1]])
+
+
+def _lines(path: Path) -> list[str]:
+    """Those that are neither empty nor a comment."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise FileError(f'cannot read {path}: {error}') from error
+    return [line for line in lines if line and not line.startswith('#')]
+
+
+def _numbers(path: Path, widths: tuple[int, ...]) -> Matrix:
+    """Rows of so many numbers; what KITTI puts before them, 'P0:', is passed over."""
+    rows = [line.split(':')[-1].split() for line in _lines(path)]
+    try:
+        numbers = np.array(rows, np.float64)
+    except ValueError as error:
+        raise FileError(f'{path} is not a table of numbers: {error}') from error
+    if numbers.ndim != 2 or numbers.shape[1] not in widths or not np.isfinite(numbers).all():
+        wanted = ' or '.join(map(str, widths))
+        raise FileError(f'{path} must hold {wanted} numbers in a line')
+    return numbers
