@@ -15,7 +15,7 @@ def undistort(
 ) -> NDArray[np.float64]:
     """(N, 2) pixels -> (N, 2) coordinates x / z, y / z; NaN where there are none.
 
-    coefficients  OpenCV's k1 k2 p1 p2 ..., 4 to 14 of them; none, or all 0: a lens without distortion
+    coefficients  OpenCV's k1 k2 p1 p2 ..., 4 to 14 of them; none: no distortion
     """
     if not len(points) or not coefficients.any():
         return (points - intrinsics[:2, 2]) / intrinsics[[0, 1], [0, 1]]
