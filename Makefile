@@ -52,23 +52,23 @@ bench: $(READY)  ## measure the speed of every runtime of this machine
 
 # The recipes of kp2d_core/weights/*.md in one go: small views at first, then large ones; v4 out of small.
 # Stopped at any time, the same command goes on where it was; to begin anew, remove runs/weights.
-ALL_ROTATIONS := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]'
-LARGE_VIEWS := $(ALL_ROTATIONS) --set pairs.width=320 --set pairs.height=240 --set pairs.short_side='[240, 300]' \
-    --set pairs.strong.shift=48 --set optimizer.batch=4 --set optimizer.learning_rate=0.0003 --set optimizer.kernel_rate=0.006 \
-    --set optimizer.warmup_steps=20 --set optimizer.ema=0.995
+SMALL_STEPS ?= 28000 10000  # with small views, with large ones
+V4_STEPS ?= 1700
+LARGE_VIEWS := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
+    --set pairs.short_side='[240, 300]' --set pairs.strong.shift=48 --set optimizer.batch=4
+SMALL_RATES := --set optimizer.learning_rate=0.0003 --set optimizer.kernel_rate=0.006 --set optimizer.warmup_steps=20 --set optimizer.ema=0.995
+V4_RATES := --set optimizer.learning_rate=0.0005 --set optimizer.kernel_rate=0.012 --set optimizer.warmup_steps=50 --set optimizer.ema=0.99
 V4 := --set network.variant=v4 --set network.width=32 --set network.descriptor_size=256
-V4_VIEWS := $(ALL_ROTATIONS) --set optimizer.learning_rate=0.0005 --set optimizer.kernel_rate=0.02
 train = $(BIN)/kp2d train --data '$(DATA)' --out runs/weights/$(1) \
-    $(if $(wildcard runs/weights/$(1)/state.safetensors),--resume,--config small $(2))
+    $(if $(wildcard runs/weights/$(1)/state.safetensors),--resume,--config small --steps $(2))
 after = --init runs/weights/$(1)/last.safetensors
 ifneq ($(filter weights,$(MAKECMDGOALS)),)
 $(if $(DATA),,$(error say what to train on: make weights DATA=folder))
 endif
 weights: $(READY)  ## train both models anew, for hours; DATA=folder of photographs
-	$(call train,small-begun,--steps 16000)
-	$(call train,small,$(LARGE_VIEWS) --steps 3000 $(call after,small-begun))
-	$(call train,v4-begun,$(V4) $(V4_VIEWS) --steps 4000 $(call after,small))
-	$(call train,v4,$(V4) $(LARGE_VIEWS) --steps 1000 $(call after,v4-begun))
+	$(call train,small-begun,$(word 1,$(SMALL_STEPS)))
+	$(call train,small,$(word 2,$(SMALL_STEPS)) $(LARGE_VIEWS) $(SMALL_RATES) $(call after,small-begun))
+	$(call train,v4,$(V4_STEPS) $(V4) $(LARGE_VIEWS) $(V4_RATES) $(call after,small))
 	@echo 'runs/weights/small/last.safetensors and runs/weights/v4/last.safetensors: --model takes these files'
 
 clean:  ## remove everything that was made here, the environment too
