@@ -12,7 +12,7 @@ from kp2d_core.evaluation.camera_paths import CameraPath, load_camera_path
 from kp2d_core.evaluation.gallery import Gallery
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
 from kp2d_core.evaluation.methods import Method, open_methods
-from kp2d_core.evaluation.motion import GAPS, motion_test
+from kp2d_core.evaluation.motion import GAPS, choose_pairs, motion_test
 from kp2d_core.evaluation.protocol import Evaluation, evaluate
 from kp2d_core.evaluation.robustness import robustness
 from kp2d_core.evaluation.shift import shift_test
@@ -35,7 +35,7 @@ examples:
   kp2d evaluate --data hpatches --model small --scales 2,1
   kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
   kp2d evaluate --shift photos --robustness photos --baselines sift
-  kp2d evaluate --motion kitti/00 tum/fr1_xyz --baselines sift orb
+  kp2d evaluate --motion kitti/00 tum/fr1_xyz --top-k 1000 --baselines sift orb
 
 A YAML file as model describes any other ONNX extractor; see docs/evaluation.md."""
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     data.add_argument(
         '--size', type=size, default=(320, 240), metavar='WxH',
-        help='images are resized to it (default: 320x240)',
+        help='images are resized to it, but for --motion (default: 320x240)',
     )  # fmt: skip
     data.add_argument(
         '--top-k', type=positive, default=300, metavar='K',
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     tests.add_argument(
         '--gaps', nargs='+', type=positive, default=GAPS, metavar='N',
-        help='frames between the two of a pair (default: 1 2 5 10)',
+        help='frames between the two of a pair (default: 1 2 5 10 20)',
     )  # fmt: skip
 
     output = parser.add_argument_group('output')
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError('there is nothing to evaluate: give a --model, or --baselines')
     shift_photos = _photographs(args.shift, args.max_photos, study)
     robustness_photos = _photographs(args.robustness, args.max_photos, study)
-    paths = _camera_paths(args.motion)
+    paths = _camera_paths(args.motion, args.gaps)
 
     gallery = _gallery(study) if args.html else Gallery({}, study.top_k)
     for method in methods:
@@ -172,7 +172,14 @@ def run(args: argparse.Namespace) -> int:
             )
         if paths:
             study.motion[method.name] = {
-                path.name: motion_test(method.extract, path, args.gaps, progress=True)
+                path.name: motion_test(
+                    method.extract,
+                    path,
+                    args.gaps,
+                    top_k=args.top_k,
+                    seeds=args.seeds,
+                    progress=True,
+                )
                 for path in paths
             }
 
@@ -257,8 +264,10 @@ def _photographs(given: list[Path] | None, limit: int, study: Study) -> list[Ima
     return [read_image(paths[int(i * step)]) for i in range(min(limit, len(paths)))]
 
 
-def _camera_paths(folders: list[Path]) -> list[CameraPath]:
+def _camera_paths(folders: list[Path], gaps: list[int]) -> list[CameraPath]:
     paths = [load_camera_path(folder) for folder in folders]
+    for path in paths:
+        choose_pairs(path, gaps)  # tells at once if there is none
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f'two camera paths have one name: {", ".join(names)}')

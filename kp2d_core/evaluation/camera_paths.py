@@ -12,7 +12,7 @@ from kp2d_core.errors import FileError
 from kp2d_core.images import IMAGE_SUFFIXES
 
 Matrix = NDArray[np.float64]
-FURTHEST = 0.05  # s from a frame to the nearest pose of TUM's, beyond which it is left out
+FURTHEST = 0.05  # s from a frame to the poses of TUM's around it, beyond which it is left out
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,20 @@ def load_camera_path(folder: str | Path) -> CameraPath:
     if not folder.is_dir():
         raise FileError(f'there is no folder {folder}')
     if (folder / 'poses.txt').is_file():
-        return _kitti(folder)
-    if (folder / 'groundtruth.txt').is_file():
-        return _tum(folder)
-    raise FileError(
-        f'{folder} holds no camera path: neither poses.txt (KITTI) nor groundtruth.txt (TUM)'
-    )
+        path = _kitti(folder)
+    elif (folder / 'groundtruth.txt').is_file():
+        path = _tum(folder)
+    else:
+        raise FileError(
+            f'{folder} holds no camera path: neither poses.txt (KITTI) nor groundtruth.txt (TUM)'
+        )
+    turns = path.poses[:, :3, :3]
+    if not np.allclose(turns @ turns.transpose(0, 2, 1), np.eye(3), atol=1e-3):
+        raise FileError(f'{folder} has poses that are none: their rotations are not orthogonal')
+    for image in path.images:
+        if not image.is_file():
+            raise FileError(f'{image} is missing')
+    return path
 
 
 def _kitti(folder: Path) -> CameraPath:
@@ -63,11 +71,12 @@ def _kitti(folder: Path) -> CameraPath:
     if len(frames) != len(rows):
         raise FileError(f'{folder} has {len(frames)} frames, but {len(rows)} poses')
     projection = projections[camera].reshape(3, 4)
+    intrinsics = _intrinsics(projection[:, :3], folder / 'calib.txt')
     poses = np.array([_square(row.reshape(3, 4)) for row in rows])
     # The poses are those of camera 0, the others are beside it.
     beside = np.eye(4)
-    beside[0, 3] = -projection[0, 3] / projection[0, 0]
-    return CameraPath(folder.name, frames, poses @ beside, projection[:, :3], np.empty(0))
+    beside[:3, 3] = -np.linalg.solve(intrinsics, projection[:, 3])
+    return CameraPath(folder.resolve().name, frames, poses @ beside, intrinsics, np.empty(0))
 
 
 def _tum(folder: Path) -> CameraPath:
@@ -78,22 +87,24 @@ def _tum(folder: Path) -> CameraPath:
         frames = sorted((float(line.split()[0]), folder / line.split()[1]) for line in listed)
     except (IndexError, ValueError) as error:
         raise FileError(f'{folder / "rgb.txt"} must hold a time and a file in a line') from error
+    if len(truth) < 2 or not truth[:, 4:].any(axis=1).all():
+        raise FileError(f'{folder / "groundtruth.txt"} must hold poses, with quaternions')
     truth = truth[np.argsort(truth[:, 0])]
     after = np.clip(np.searchsorted(truth[:, 0], [time for time, _ in frames]), 1, len(truth) - 1)
     used = [
         (time, path)
         for (time, path), i in zip(frames, after, strict=True)
-        if np.abs(truth[i - 1 : i + 1, 0] - time).min() <= FURTHEST
+        if time - FURTHEST <= truth[i - 1, 0] <= time <= truth[i, 0] <= time + FURTHEST
     ]
     if not used:
         raise FileError(f'{folder}: no frame of rgb.txt has a pose of its time in groundtruth.txt')
     times = np.array([time for time, _ in used])
     fx, fy, cx, cy = lens[:4]
     return CameraPath(
-        folder.name,
+        folder.resolve().name,
         [path for _, path in used],
         _interpolate(truth, times),
-        np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]),
+        _intrinsics(np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]), folder / 'intrinsics.txt'),
         lens[4:],
     )
 
@@ -107,6 +118,12 @@ def _interpolate(truth: Matrix, times: Matrix) -> Matrix:
     columns = np.hstack([truth[:, 1:4], turns]).T
     rows = np.array([np.interp(times, truth[:, 0], column) for column in columns]).T
     return np.array([_square(np.column_stack([_rotation(row[3:]), row[:3]])) for row in rows])
+
+
+def _intrinsics(matrix: Matrix, path: Path) -> Matrix:
+    if not (matrix[0, 0] > 0 and matrix[1, 1] > 0 and np.array_equal(matrix[2], [0, 0, 1])):
+        raise FileError(f'{path} holds no camera: its focal lengths must be above 0')
+    return matrix
 
 
 def _rotation(quaternion: Matrix) -> Matrix:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kp2d_core.evaluation.motion import POINTS
 from kp2d_core.evaluation.protocol import METRICS, Evaluation
 from kp2d_core.evaluation.study import Study
 
@@ -123,7 +122,5 @@ def _motion_block(study: Study) -> str:
             rows.append(['  matches', *(f'{row.matches:.0f}' for row in results)])
             rows.append(['  inliers', *(f'{row.inliers:.0f}' for row in results)])
         blocks.append(align(rows))
-    title = (
-        f'motion of the camera, best {POINTS} points: medians of the errors, means of the matches'
-    )
+    title = f'motion of the camera, best {study.top_k} points, medians of the errors'
     return '\n\n'.join([title, *blocks])
