@@ -83,13 +83,15 @@ def test_a_model_is_as_good_as_its_card_says_and_above_the_floor(name, shared_da
             assert value <= floor if metric == 'localization' else value >= floor, metric
 
 
-def test_small_reaches_the_aim_but_for_cor_1(shared_data):
-    found = measure('small', None, shared_data)
-    for metric, value, aim in zip(METRICS, found, AIM, strict=True):
-        if metric == 'localization':
-            assert value <= aim
-        elif metric != 'cor1':
-            assert value >= aim - 0.02, metric  # which processors may differ by
+@pytest.mark.parametrize('name', MODELS)
+def test_a_model_is_at_the_aim_or_a_pair_short_of_it_but_for_cor_1(name, shared_data):
+    found = dict(zip(METRICS, measure(name, None, shared_data), strict=True))
+    aim = dict(zip(METRICS, AIM, strict=True))
+    assert found['localization'] <= aim['localization']
+    for metric in ('repeatability', 'mscore'):
+        assert found[metric] >= aim[metric], metric
+    for metric in ('cor3', 'cor5'):
+        assert found[metric] >= aim[metric] - 1 / 25, metric
 
 
 @cache

@@ -160,8 +160,8 @@ def _motion(study: Study, path: str) -> bytes:
         axes[1].plot(gaps, [row.rotation for row in rows], 'o-', color=colour)
         axes[2].plot(gaps, [row.direction for row in rows], 'o-', color=colour)
     axes[0].set(title='AUC of both errors, up to 5 degrees', ylim=(0, 1.03))
-    axes[1].set(title='Rotation, median error in degrees', ylim=(0, None))
-    axes[2].set(title='Direction, median error in degrees', ylim=(0, None))
+    axes[1].set(title='Rotation, median error in degrees', yscale='log')
+    axes[2].set(title='Direction, median error in degrees', yscale='log')
     for axis in axes:
         axis.set(xlabel='frames apart', xticks=gaps)
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
