@@ -21,7 +21,7 @@ from kp2d_core.images import (
     size_of,
 )
 from kp2d_core.runtimes import Runtime, open_runtime
-from kp2d_core.scales import check_scales, default_sizes, scaled_sizes
+from kp2d_core.scales import check_scales, scaled_sizes
 
 
 class KeypointDetector:
@@ -98,14 +98,12 @@ class KeypointDetector:
     ) -> list[Size]:
         """The sizes that the network runs at; ValueError if it cannot."""
         width, height = resolve_size(given, working_size)
-        chosen = None if scales is None else check_scales(scales)
         fixed = self.runtime.fixed_size
         if fixed is None:
-            size = width, height
-            return default_sizes(size) if chosen is None else scaled_sizes(size, chosen)
-        rescaled = chosen not in (None, (1.0,))
+            return scaled_sizes((width, height), scales)
+        rescaled = scales is not None and check_scales(scales) != (1.0,)
         if (working_size and (width, height) != fixed) or rescaled:
-            other = f'scales {chosen}' if rescaled else f'another size, {working_size}'
+            other = f'scales {scales}' if rescaled else f'another size, {working_size}'
             raise ValueError(
                 f'the model was exported for {fixed[0]}x{fixed[1]} images: it cannot work at '
                 f'{other}'

@@ -30,16 +30,16 @@ def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
     return values
 
 
-def default_sizes(size: Size) -> list[Size]:
-    """The size at each of the default scales that is not too small to work at."""
-    sizes = [(round(size[0] * scale), round(size[1] * scale)) for scale in DEFAULT_SCALES]
-    return [each for each in sizes if min(each) >= MINIMUM_SIDE]
+def scaled_sizes(size: Size, scales: Sequence[float] | None) -> list[Size]:
+    """The size at each scale, each once; ValueError if one is too small or large to work at.
 
-
-def scaled_sizes(size: Size, scales: tuple[float, ...]) -> list[Size]:
-    """The size at each scale, each once; ValueError if one is too small or large to work at."""
-    sizes = [(round(size[0] * scale), round(size[1] * scale)) for scale in scales]
-    for scale, (width, height) in zip(scales, sizes, strict=True):
+    None: at the default scales, but for one that is too small.
+    """
+    chosen = DEFAULT_SCALES if scales is None else check_scales(scales)
+    sizes = [(round(size[0] * scale), round(size[1] * scale)) for scale in chosen]
+    if scales is None:
+        return [each for each in sizes if min(each) >= MINIMUM_SIDE]
+    for scale, (width, height) in zip(chosen, sizes, strict=True):
         enlarged_too_far = scale > 1 and max(width, height) > LARGEST_SIDE
         if min(width, height) < MINIMUM_SIDE or enlarged_too_far:
             raise ValueError(
