@@ -52,8 +52,8 @@ bench: $(READY)  ## measure the speed of every runtime of this machine
 
 # The recipes of kp2d_core/weights/*.md in one go: small views at first, then large ones; v4 out of small.
 # Stopped at any time, the same command goes on where it was; to begin anew, remove runs/weights.
-SMALL_STEPS ?= 28000 10000  # with small views, with large ones
-V4_STEPS ?= 1700
+SMALL_STEPS ?= 29000 13000  # with small views, with large ones
+V4_STEPS ?= 2000
 LARGE_VIEWS := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
     --set pairs.short_side='[240, 300]' --set pairs.strong.shift=48 --set optimizer.batch=4
 SMALL_RATES := --set optimizer.learning_rate=0.0003 --set optimizer.kernel_rate=0.006 --set optimizer.warmup_steps=20 --set optimizer.ema=0.995
