@@ -102,7 +102,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--max-photos', type=positive, default=20, metavar='N',
         help='for these tests, spread over all that are given (default: %(default)s)',
     )  # fmt: skip
-
     tests.add_argument(
         '--motion', nargs='+', type=Path, metavar='DIR', default=[],
         help='rotation and direction of a moving camera: recorded paths in the layout of KITTI '

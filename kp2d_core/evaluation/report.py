@@ -91,7 +91,9 @@ def render(study: Study, gallery: Gallery) -> str:
 
 def _header(study: Study) -> str:
     width, height = study.size
-    facts = [f'{width}x{height}', f'best {study.top_k} points']
+    resized = study.evaluations or study.shift or study.robustness  # a camera's frames are not
+    facts = [f'{width}x{height}'] if resized else []
+    facts.append(f'best {study.top_k} points')
     if study.evaluations:
         pairs = sum(len(sequence.homographies) for sequence in study.sequences)
         facts = [f'{study.data}: {len(study.sequences)} sequences, {pairs} pairs', *facts]
