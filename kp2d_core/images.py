@@ -112,8 +112,8 @@ class Placement:
         """Network pixels -> pixels of the given image. Pixel centres count: half-pixel correct."""
         if self.working == self.given:
             return points
-        scale = np.array(self.given, np.float32) / np.array(self.working, np.float32)
-        return ((points + 0.5) * scale - 0.5).astype(np.float32, copy=False)
+        matrix = resize_matrix(self.working, self.given)
+        return (points * np.diag(matrix)[:2] + matrix[:2, 2]).astype(np.float32, copy=False)
 
 
 def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image, Placement]:
@@ -133,6 +133,15 @@ def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image
             cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE), np.uint8
         )
     return np.ascontiguousarray(image), Placement(given, working)
+
+
+def resize_matrix(given: Size, resized: Size) -> NDArray[np.float64]:
+    """3x3: where pixels of an image come to lie when it is resized from `given` to `resized`.
+
+    Pixel centres are at whole numbers, so that edges, not centres, keep their places.
+    """
+    x, y = resized[0] / given[0], resized[1] / given[1]
+    return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])
 
 
 def resize(image: Image, size: Size) -> Image:

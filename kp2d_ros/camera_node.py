@@ -18,9 +18,10 @@ from sensor_msgs.msg import CameraInfo, CompressedImage
 from sensor_msgs.msg import Image as ImageMessage
 from std_msgs.msg import Header
 
+from kp2d_core.camera import read_calibration, read_out, scaled, uncalibrated_info
 from kp2d_core.images import Image, Size, resize, size_of
-from kp2d_ros.calibration import Picture, read_calibration, read_out, scaled, uncalibrated_info
 from kp2d_ros.messages import bytes_of
+from kp2d_ros.moving_view import Picture
 from kp2d_ros.overlay import to_jpeg
 from kp2d_ros.process import run_node
 from kp2d_ros.sources import Damage, open_source

@@ -19,13 +19,12 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import Header
 from std_srvs.srv import SetBool, Trigger
 
+from kp2d_core.camera import Camera, camera_from_info, names_rectified
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode_compressed
 from kp2d_core.images import read_image
 from kp2d_ros import diagnostics, parameters
-from kp2d_ros.calibration import names_rectified
-from kp2d_ros.camera_model import CameraModel, camera_model
 from kp2d_ros.images import Decoder, image_decoder
 from kp2d_ros.outputs import Outputs
 from kp2d_ros.pipeline import Pipeline, Result
@@ -56,7 +55,7 @@ class KeypointNode(LifecycleNode):
         self._outputs: Outputs | None = None
         self._worker: Worker | None = None
         self._inputs: list[Any] = []
-        self._camera: CameraModel | None = None
+        self._camera: Camera | None = None
         self._last_image: float | None = None
         self._last_sequence = 0
         self._health = diagnostics.Health(topic=self.resolve_topic_name(self._image_topic()))
@@ -253,7 +252,7 @@ class KeypointNode(LifecycleNode):
 
     def _camera_info_arrived(self, message: CameraInfo) -> None:
         try:
-            self._camera = camera_model(message, self._rectified())
+            self._camera = camera_from_info(message, self._rectified())
             self._health.bad_camera_info = ''
         except ValueError as error:
             self._camera = None

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.camera import pinhole_info
 from kp2d_core.images import Image, Size, read_image, size_of
-from kp2d_ros.calibration import Picture, pinhole_info
+
+
+@dataclass(frozen=True)
+class Picture:
+    image: Image  # RGB or gray
+    info: Any = None  # what has the fields of a CameraInfo, where the source knows it
 
 
 class MovingView:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from kp2d_core.camera import Camera
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.features import Features, Float
 from kp2d_core.images import Image, size_of
 from kp2d_core.tracking import Tracker, Tracks
-from kp2d_ros.camera_model import CameraModel
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Frame:
     image: Image
     stamp: int  # nanoseconds
     frame_id: str = ''
-    camera: CameraModel | None = None
+    camera: Camera | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Pipeline:
         return None
 
     def _track(
-        self, features: Features, camera: CameraModel | None, settings: Settings
+        self, features: Features, camera: Camera | None, settings: Settings
     ) -> tuple[Tracks, str]:
         method, options = _verification(settings, camera)
         self._tracker.max_missed = settings.max_missed
@@ -143,7 +143,7 @@ class Pipeline:
         return self._tracker.update(features), method
 
 
-def _verification(settings: Settings, camera: CameraModel | None) -> tuple[str, dict[str, Any]]:
+def _verification(settings: Settings, camera: Camera | None) -> tuple[str, dict[str, Any]]:
     """The method, and `match`'s arguments for it."""
     method = settings.verification
     if method == 'auto' or (method == 'essential' and camera is None):
@@ -151,11 +151,11 @@ def _verification(settings: Settings, camera: CameraModel | None) -> tuple[str, 
     options = {'verification': method, 'threshold': settings.verification_threshold}
     if method == 'essential' and camera is not None:
         # One camera matrix describes undistorted pixels only.
-        options |= {'intrinsics': camera.matrix, 'undistort': camera.undistorted}
+        options |= {'intrinsics': camera.matrix, 'undistort': camera.undistort}
     return method, options
 
 
-def _bearings(features: Features, camera: CameraModel | None) -> Float:
+def _bearings(features: Features, camera: Camera | None) -> Float:
     if camera is None:
         return np.full((len(features), 2), np.nan, np.float32)
     return camera.bearings(features.keypoints)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kp2d_ros.camera_model import CameraModel
+from kp2d_core.camera import Camera
 from kp2d_ros.images import Decoder
 from kp2d_ros.mailbox import Mailbox
 from kp2d_ros.pipeline import Frame, Pipeline, Result, Settings
@@ -23,7 +23,7 @@ class Arrival:
 
     message: Any
     arrived: float  # time.monotonic()
-    camera: CameraModel | None
+    camera: Camera | None
 
 
 class Worker:

@@ -13,9 +13,9 @@ pytest.importorskip('rclpy')
 from robot import Process, Robot, new_domain
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
+from kp2d_core.camera import Info, Region, read_calibration, read_out
 from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode
-from kp2d_ros.calibration import Info, Region, read_calibration, read_out
 from kp2d_ros.moving_view import MovingView, default_photograph, drawn_photograph
 from kp2d_ros.sources import Bag, Damage, open_source
 

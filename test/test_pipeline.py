@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import cv2
 import numpy as np
 import pytest
 from models import write_responsive_model
 
 from kp2d_core import KeypointDetector
-from kp2d_ros.calibration import Info, Region, pinhole_info, uncalibrated_info
-from kp2d_ros.camera_model import CameraModel, camera_model
+from kp2d_core.camera import Camera, Info, camera_from_info, pinhole_info, uncalibrated_info
 from kp2d_ros.moving_view import drawn_photograph
 from kp2d_ros.overlay import Overlay, to_jpeg
 from kp2d_ros.pipeline import Frame, Pipeline, Result, Settings
@@ -64,7 +62,7 @@ def test_tracks_go_on_and_matches_point_at_the_previous_frame(detector, views):
         ({'frame_id': 'other'}, 'frame_id changed'),
         ({'stamp': 0}, 'time went backwards'),
         ({'stamp': 60 * 10**9}, 'gap between frames'),
-        ({'camera': CameraModel(SIZE, (100, 0, 80, 0, 100, 60, 0, 0, 1))}, 'calibration changed'),
+        ({'camera': Camera(*SIZE, (100, 0, 80, 0, 100, 60, 0, 0, 1))}, 'calibration changed'),
     ],
 )
 def test_tracks_begin_anew_where_they_must(detector, views, change, reason):
@@ -170,7 +168,7 @@ def test_an_unusable_image_changes_nothing(detector, views):
 
 def test_geometry_follows_the_calibration(detector, views):
     intrinsics = np.array([[160, 0, 79.5], [0, 160, 59.5], [0, 0, 1.0]])
-    camera = camera_model(pinhole_info(SIZE, intrinsics))
+    camera = camera_from_info(pinhole_info(SIZE, intrinsics))
     pipeline = Pipeline(detector)
     pipeline.process(frame(views[0], 0.0, camera=camera), SETTINGS)
     result = pipeline.process(frame(views[1], 0.1, camera=camera), SETTINGS)
@@ -179,97 +177,16 @@ def test_geometry_follows_the_calibration(detector, views):
     values = np.linalg.svd(essential)[1]
     np.testing.assert_allclose(values / values[0], [1, 1, 0], atol=1e-6)
     assert Pipeline(detector).process(frame(views[0], 0), SETTINGS).verified_by == 'fundamental'
-    other = replace(camera, size=(640, 480))
+    other = replace(camera, width=640, height=480)
     result = Pipeline(detector).process(
         frame(views[0], 0, camera=other), replace(SETTINGS, verification='essential')
     )
     assert result.verified_by == 'fundamental'
 
 
-DISTORTED = [
-    ('plumb_bob', (-0.25, 0.08, 0.001, -0.002, 0.01)),
-    ('rational_polynomial', (0.1, -0.05, 0.001, 0.002, 0.01, 0.2, -0.03, 0.01)),
-    ('equidistant', (0.02, -0.01, 0.005, -0.001)),
-]
-
-
-@pytest.mark.parametrize(('model', 'coefficients'), DISTORTED)
-def test_bearings_invert_the_projection(model, coefficients):
-    """Rays are projected here by the models' own formulas; bearings must give them back."""
-    reach = np.array([0.9, 0.65])  # a lens of 84 degrees, to its corners
-    rays = np.random.default_rng(0).uniform(-reach, reach, (200, 2))
-    x, y = rays.T
-    r2 = x**2 + y**2
-    if model == 'equidistant':
-        theta = np.arctan(np.sqrt(r2))
-        bent = theta * (1 + sum(k * theta ** (2 * n + 2) for n, k in enumerate(coefficients)))
-        xd, yd = x * bent / np.sqrt(r2), y * bent / np.sqrt(r2)
-    else:
-        k1, k2, p1, p2, k3, k4, k5, k6 = (*coefficients, 0, 0, 0)[:8]
-        factor = 1 + k1 * r2 + k2 * r2**2 + k3 * r2**3
-        factor /= 1 + k4 * r2 + k5 * r2**2 + k6 * r2**3
-        xd = x * factor + 2 * p1 * x * y + p2 * (r2 + 2 * x**2)
-        yd = y * factor + p1 * (r2 + 2 * y**2) + 2 * p2 * x * y
-    pixels = np.stack([300 * xd + 320, 310 * yd + 240], axis=1).astype(np.float32)
-    k = (300.0, 0, 320, 0, 310, 240, 0, 0, 1)
-    camera = camera_model(Info(640, 480, k, coefficients, distortion_model=model))
-    np.testing.assert_allclose(camera.bearings(pixels), rays, atol=2e-4)
-    plain = np.stack([300 * x + 320, 310 * y + 240], axis=1)
-    np.testing.assert_allclose(camera.undistorted(pixels), plain, atol=0.05)
-
-
-def test_where_a_distortion_cannot_be_undone_there_is_no_bearing():
-    """At 500 px from the middle this polynomial has turned back: no ray comes there."""
-    k = (300.0, 0, 320, 0, 300, 240, 0, 0, 1)
-    camera = camera_model(Info(2000, 480, k, (-0.3, 0.0, 0.0, 0.0, 0.0)))
-    points = np.array([[400, 240], [900, 240]], np.float32)
-    for found in (camera.bearings(points), camera.undistorted(points)):
-        assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
-
-
-def test_rectified_images_are_described_by_p():
-    k, p = (300.0, 0, 320, 0, 300, 240, 0, 0, 1), (280.0, 0, 310, 0, 0, 285, 250, 0, 0, 0, 1, 0)
-    turn = tuple(cv2.Rodrigues(np.array([0, 0.1, 0]))[0].ravel())
-    info = Info(640, 480, k, (-0.3, 0.1, 0.0, 0.0, 0.0), r=turn, p=p)
-    point = np.array([[310 + 28, 250 + 57]], np.float32)
-    np.testing.assert_allclose(camera_model(info, True).bearings(point), [[0.1, 0.2]], atol=1e-6)
-    assert abs(camera_model(info).bearings(point)[0, 0] - 0.1) > 0.05
-    assert camera_model(replace(info, p=(0.0,) * 12), True) == camera_model(info)  # P is not given
-
-
-def test_a_calibration_follows_binning_and_region():
-    """Two by two pixels are one, of a part of the sensor; the ray of a place stays the same."""
-    k = (900.0, 0, 640, 0, 900, 480, 0, 0, 1)
-    full = camera_model(Info(1280, 960, k))
-    binned = camera_model(Info(1280, 960, k, binning_x=2, binning_y=2))
-    part = camera_model(
-        Info(1280, 960, k, binning_x=2, binning_y=2, roi=Region(200, 100, 640, 480))
-    )
-    assert (binned.size, part.size) == ((640, 480), (320, 240))
-    assert binned.of((1280, 960)) == full  # calibrated as it is read out, whatever is beside it
-    assert binned.of((640, 480)) is binned and binned.of((320, 240)) is None
-    place = np.array([[400.5, 300.5]], np.float32)  # between four pixels, which become one
-    ray = full.bearings(place)
-    np.testing.assert_allclose(binned.bearings((place - 0.5) / 2), ray, atol=1e-6)
-    np.testing.assert_allclose(part.bearings((place - 0.5 - (200, 100)) / 2), ray, atol=1e-6)
-
-
-def test_a_wide_lens_is_no_pinhole_and_sees_what_has_no_bearing():
-    k = (180.0, 0, 320, 0, 180, 320, 0, 0, 1)
-    camera = camera_model(Info(640, 640, k, (0.0,) * 4, distortion_model='equidistant'))
-    angles = np.deg2rad([10, 60, 85, 95, 100])
-    pixels = np.stack([320 + 180 * angles, np.full(5, 320)], axis=1).astype(np.float32)
-    bearings = camera.bearings(pixels)
-    np.testing.assert_allclose(bearings[:3, 0], np.tan(angles[:3]), rtol=1e-3)
-    assert np.isnan(bearings[3:]).all()
-    plain = camera.undistorted(pixels)
-    np.testing.assert_allclose(plain[:3, 0], 320 + 180 * np.tan(angles[:3]), rtol=1e-3)
-    assert np.isnan(plain[3:]).all()
-
-
 def test_a_search_radius_is_in_pixels_of_the_image_whatever_the_lens(detector, views):
     k = (40.0, 0, 79.5, 0, 40, 59.5, 0, 0, 1)
-    camera = camera_model(Info(*SIZE, k, (0.0,) * 4, distortion_model='equidistant'))
+    camera = camera_from_info(Info(*SIZE, k, (0.0,) * 4, distortion_model='equidistant'))
     pipeline, settings = Pipeline(detector), replace(SETTINGS, search_radius=9.0)
     pipeline.process(frame(views[0], 0.0, camera=camera), settings)
     result = pipeline.process(frame(views[1], 0.1, camera=camera), settings)
@@ -278,36 +195,11 @@ def test_a_search_radius_is_in_pixels_of_the_image_whatever_the_lens(detector, v
     np.testing.assert_array_equal(result.tracks.matches.indices, expected.indices)
 
 
-def test_bearings_are_rectified():
-    """R of camera_info turns them into the rectified frame."""
-    turn = np.array([[0, -1, 0], [1, 0, 0], [0, 0, 1.0]])  # a quarter turn about the axis
-    k = (100.0, 0, 50, 0, 100, 50, 0, 0, 1)
-    camera = camera_model(Info(100, 100, k, (0.0,) * 5, r=tuple(turn.ravel())))
-    bearing = camera.bearings(np.array([[60, 50]], np.float32))
-    np.testing.assert_allclose(bearing, [[0, 0.1]], atol=1e-6)
-
-
 def test_bearings_without_a_calibration_are_nan(detector, views):
     wanted = replace(SETTINGS, bearings=True)
     result = Pipeline(detector).process(frame(views[0], 0), wanted)
     assert result.bearings.shape == (len(result.features), 2) and np.isnan(result.bearings).all()
-    assert camera_model(uncalibrated_info(SIZE)) is None
-
-
-@pytest.mark.parametrize(
-    ('change', 'sentence'),
-    [
-        ({'k': (np.nan, 0, 0, 0, 1, 0, 0, 0, 1)}, 'NaN'),
-        ({'k': (-5.0, 0, 0, 0, 1, 0, 0, 0, 1)}, 'no camera matrix'),
-        ({'d': (0.1, np.inf, 0, 0, 0)}, 'infinity'),
-        ({'d': (0.1, 0.2)}, '2 coefficients'),
-        ({'distortion_model': 'magic'}, "'magic' is not one of none, plumb_bob"),
-    ],
-)
-def test_damaged_calibrations_are_refused(change, sentence):
-    info = replace(pinhole_info(SIZE, np.diag([100.0, 100, 1])), **change)
-    with pytest.raises(ValueError, match=sentence):
-        camera_model(info)
+    assert camera_from_info(uncalibrated_info(SIZE)) is None
 
 
 def test_overlay_draws_points_and_tails(detector, views):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from skimage import data
 
+from kp2d_core.images import resize_matrix
 from kp2d_core.training.config import (
     OptimizerConfig,
     PairsConfig,
@@ -24,7 +25,6 @@ from kp2d_core.training.pairs import (
 from kp2d_core.training.photographs import Photographs
 from kp2d_core.views.homography import (
     HomographyConfig,
-    resized_to_given,
     sample_source_to_target,
     warp_points,
 )
@@ -125,7 +125,7 @@ def test_the_opposite_direction_is_wrong(photograph):
 def test_a_view_larger_than_the_photograph_and_one_much_smaller_stay_registered(photograph):
     """Enlarged by interpolation, shrunk by averaging: the same half-pixel rule must hold."""
     for size in ((800, 640), (160, 120)):
-        view_to_photograph = resized_to_given((512, 512), size)
+        view_to_photograph = resize_matrix(size, (512, 512))
         view = render(photograph, view_to_photograph, size)
         assert np.abs(misregistration(view, photograph, view_to_photograph)).max() < 0.05
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.camera import Camera
 from kp2d_core.errors import FileError
-from kp2d_core.images import IMAGE_SUFFIXES
+from kp2d_core.images import IMAGE_SUFFIXES, read_image, size_of
 
 Matrix = NDArray[np.float64]
 FURTHEST = 0.05  # s from a frame to the poses of TUM's around it, beyond which it is left out
@@ -24,6 +26,10 @@ class CameraPath:
     poses: Matrix  # (N, 4, 4): camera to world; x right, y down, z forward
     intrinsics: Matrix  # 3x3
     distortion: Matrix  # OpenCV's k1 k2 p1 p2 k3, or empty
+
+    @cached_property
+    def camera(self) -> Camera:
+        return Camera.create(size_of(read_image(self.images[0])), self.intrinsics, self.distortion)
 
     def motion(self, first: int, second: int) -> Matrix:
         """4x4: points in the first frame's camera to those in the second's."""

@@ -15,7 +15,6 @@ from kp2d_core.evaluation.metrics import area_under_curve
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.features import Features
 from kp2d_core.images import read_image
-from kp2d_core.lenses import undistort
 from kp2d_core.matching import match
 
 GAPS = (1, 2, 5, 10, 20)  # frames between the two of a pair
@@ -106,14 +105,14 @@ def _compare(
     """Errors of rotation and direction in degrees, matches, inliers; for each seed."""
     matches = match(first, second).indices
     a, b = (
-        undistort(points.astype(np.float64), path.intrinsics, path.distortion)
+        path.camera.rays(points)
         for points in (first.keypoints[matches[:, 0]], second.keypoints[matches[:, 1]])
     )
     placed = np.flatnonzero(np.isfinite(np.hstack([a, b])).all(axis=1))
     rows = []
     for seed in range(seeds):
         order = np.random.default_rng(seed).permutation(placed)
-        found = _estimate(a[order], b[order], _THRESHOLD / path.intrinsics[0, 0])
+        found = _estimate(a[order], b[order], _THRESHOLD / path.camera.matrix[0, 0])
         if found is None:
             rows.append((FAILED, FAILED, float(len(matches)), 0.0))
             continue

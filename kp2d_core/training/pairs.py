@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kp2d_core.images import Image, Size, size_of
+from kp2d_core.images import Image, Size, resize_matrix, size_of
 from kp2d_core.training.config import (
     PairsConfig,
     Schedule,
@@ -26,7 +26,6 @@ from kp2d_core.training.photographs import Photographs
 from kp2d_core.views.homography import (
     HomographyConfig,
     Matrix,
-    resized_to_given,
     sample_source_to_target,
 )
 from kp2d_core.views.photometric import change_light, sample_shared_colour
@@ -81,7 +80,7 @@ def sample_target_view(
     """
     size = pairs.width, pairs.height
     if pairs.framing == 'whole':
-        to_photograph = resized_to_given(photograph, size)
+        to_photograph = resize_matrix(size, photograph)
     else:
         zoom = random.uniform(*pairs.short_side) / min(photograph) / enlarged
         zoom = max(zoom, size[0] / photograph[0], size[1] / photograph[1])

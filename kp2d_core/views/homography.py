@@ -91,12 +91,6 @@ def warp_points(matrix: Matrix, points: NDArray[np.floating]) -> NDArray[np.floa
     return np.asarray(homogeneous[:, :2] / homogeneous[:, 2:], np.float64)
 
 
-def resized_to_given(given: Size, resized: Size) -> Matrix:
-    """Pixels of an image resized from `given` to `resized`, as cv2.resize does it, back to it."""
-    sx, sy = given[0] / resized[0], given[1] / resized[1]
-    return np.array([[sx, 0, (sx - 1) / 2], [0, sy, (sy - 1) / 2], [0, 0, 1.0]])
-
-
 def _rotate(points: Matrix, degrees: float) -> Matrix:
     c, s = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
     return points @ np.array([[c, s], [-s, c]])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from kp2d_core.images import Image, Size, size_of
-from kp2d_core.views.homography import Matrix, resized_to_given
+from kp2d_core.images import Image, Size, resize_matrix, size_of
+from kp2d_core.views.homography import Matrix
 
 ALIASING = 1.2  # photograph pixels per view pixel from which the photograph is shrunk first
 
@@ -20,7 +20,7 @@ def render(photograph: Image, view_to_photograph: Matrix, size: Size) -> Image:
         photograph = np.asarray(
             cv2.resize(photograph, reduced, interpolation=cv2.INTER_AREA), np.uint8
         )
-        view_to_photograph = np.linalg.inv(resized_to_given(given, reduced)) @ view_to_photograph
+        view_to_photograph = resize_matrix(given, reduced) @ view_to_photograph
     view = cv2.warpPerspective(
         photograph,
         view_to_photograph,

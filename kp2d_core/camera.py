@@ -1,0 +1,289 @@
+"""A calibrated camera: pixels to rays and back, and its calibration in files and messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import yaml
+from numpy.typing import ArrayLike, NDArray
+
+from kp2d_core.errors import FileError
+from kp2d_core.images import Size, resize_matrix
+
+Matrix = NDArray[np.float64]
+Float = NDArray[np.float32]
+
+# distortion model -> how many coefficients it may have; the names are those of ROS
+MODELS = {
+    '': (0, 4, 5, 8, 12, 14),
+    'none': (0,),
+    'plumb_bob': (0, 4, 5),
+    'rational_polynomial': (8, 12, 14),
+    'equidistant': (4,),
+}
+NO_ROTATION = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+WIDEST = np.deg2rad(89)  # from the axis; beyond, x / z says nothing
+FAITHFUL = 0.1  # pixels that an undistorted point may be off when it is distorted again
+_STOP = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 1e-4)  # 5 steps are pixels off
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A pinhole camera with a lens, for images of one size. Equal if all values are."""
+
+    width: int
+    height: int
+    intrinsics: tuple[float, ...]  # K, row by row
+    distortion: tuple[float, ...] = ()  # D: OpenCV's k1 k2 p1 p2 ..., or k1 k2 k3 k4 of a fisheye
+    model: str = 'plumb_bob'  # a key of MODELS
+    rotation: tuple[float, ...] = NO_ROTATION  # R, to the rectified frame
+    literal: Camera | None = None  # the same, if its binning or region is not to be applied
+
+    def __post_init__(self) -> None:
+        if not np.isfinite([*self.intrinsics, *self.distortion, *self.rotation]).all():
+            raise ValueError('the calibration holds NaN or infinity')
+        k = self.intrinsics
+        if len(k) != 9 or k[0] <= 0 or k[4] <= 0 or k[8] != 1.0:
+            raise ValueError(f'the K of the calibration is no camera matrix: {list(k)}')
+        if self.model not in MODELS:
+            names = ', '.join(name for name in MODELS if name)
+            raise ValueError(f"the distortion model '{self.model}' is not one of {names}")
+        if len(self.distortion) not in MODELS[self.model]:
+            raise ValueError(
+                f"the calibration has {len(self.distortion)} coefficients for '{self.model}'"
+            )
+
+    @classmethod
+    def create(
+        cls, size: Size, matrix: ArrayLike, distortion: ArrayLike = (), model: str | None = None
+    ) -> Camera:
+        """From arrays. Without a model, the number of coefficients tells which it is."""
+        coefficients = np.ravel(np.asarray(distortion, np.float64)).tolist()
+        if model is None:
+            model = 'plumb_bob' if len(coefficients) <= 5 else 'rational_polynomial'
+        k = np.ravel(np.asarray(matrix, np.float64)).tolist()
+        return cls(*size, tuple(k), tuple(coefficients), model)
+
+    @property
+    def size(self) -> Size:
+        return self.width, self.height
+
+    @property
+    def matrix(self) -> Matrix:
+        return np.array(self.intrinsics, np.float64).reshape(3, 3)
+
+    @property
+    def fisheye(self) -> bool:
+        return self.model == 'equidistant'
+
+    def of(self, size: Size) -> Camera | None:
+        """The camera of images of this size, if it is known."""
+        return next((c for c in (self, self.literal) if c is not None and c.size == size), None)
+
+    def rays(self, points: NDArray[np.floating]) -> Matrix:
+        """(N, 2) pixels -> (N, 2) normalised (x / z, y / z): the ray of a point is (x, y, 1).
+
+        NaN where a wide lens sees what is beside the camera or behind it, and where the
+        distortion cannot be undone.
+        """
+        pixels = np.asarray(points, np.float64).reshape(-1, 2)
+        if not len(pixels):
+            return np.empty((0, 2))
+        if self.fisheye:
+            return self._fisheye_rays(pixels)
+        inverse = np.linalg.inv(self.matrix)
+        if not any(self.distortion):
+            return np.asarray(pixels @ inverse[:2, :2].T + inverse[:2, 2])
+        given, coefficients = pixels[:, None], np.array(self.distortion)
+        if hasattr(cv2, 'undistortPointsIter'):  # OpenCV 4
+            flat = cv2.undistortPointsIter(given, self.matrix, coefficients, None, None, _STOP)
+        else:
+            flat = cv2.undistortPoints(given, self.matrix, coefficients, criteria=_STOP)
+        flat = np.asarray(flat, np.float64).reshape(-1, 2)
+        off = np.linalg.norm(self.pixels(flat) - pixels, axis=1)
+        flat[~(off < FAITHFUL)] = np.nan  # the polynomial has turned back before it comes so far
+        return flat
+
+    def pixels(self, rays: NDArray[np.floating]) -> Matrix:
+        """(N, 2) normalised (x / z, y / z) or (N, 3) rays -> (N, 2) pixels, distorted.
+
+        NaN where z is not positive: behind the camera.
+        """
+        given = np.asarray(rays, np.float64)
+        if given.shape[1] == 3:
+            front = np.where(given[:, 2:] > 0, given[:, 2:], np.nan)
+            given = given[:, :2] / front
+        if not len(given):
+            return np.empty((0, 2))
+        if self.fisheye:
+            coefficients = np.array(self.distortion or (0.0,) * 4)
+            found = cv2.fisheye.distortPoints(given[:, None], self.matrix, coefficients)
+            return np.asarray(found, np.float64).reshape(-1, 2)
+        homogeneous = np.column_stack([given, np.ones(len(given))])
+        if not any(self.distortion):
+            return np.asarray(homogeneous @ self.matrix[:2].T)
+        coefficients = np.array(self.distortion)
+        none = np.zeros(3)
+        found, _ = cv2.projectPoints(homogeneous, none, none, self.matrix, coefficients)
+        return np.asarray(found, np.float64).reshape(-1, 2)
+
+    def bearings(self, points: NDArray[np.floating]) -> Float:
+        """`rays`, turned into the rectified frame."""
+        return self._through(points, np.array(self.rotation).reshape(3, 3))
+
+    def undistort(self, points: NDArray[np.floating]) -> Float:
+        """(N, 2) pixels -> the pixels of a camera with the same K and no distortion; NaN as above.
+
+        An equidistant lens is no such camera even if all its coefficients are 0.
+        """
+        if not self.fisheye and not any(self.distortion):
+            return np.asarray(points, np.float32)
+        return self._through(points, self.matrix)
+
+    def _through(self, points: NDArray[np.floating], matrix: Matrix) -> Float:
+        """What a matrix makes of the points' rays, as (x / z, y / z)."""
+        flat = self.rays(points)
+        turned = np.column_stack([flat, np.ones(len(flat))]) @ matrix.T
+        return np.asarray(turned[:, :2] / turned[:, 2:], np.float32)
+
+    def _fisheye_rays(self, pixels: Matrix) -> Matrix:
+        coefficients = np.array(self.distortion or (0.0,) * 4)
+        flat = cv2.fisheye.undistortPoints(pixels[:, None], self.matrix, coefficients)
+        flat = np.asarray(flat, np.float64).reshape(-1, 2)
+        fx, _, cx, _, fy, cy, *_ = self.intrinsics
+        angle = np.hypot((pixels[:, 0] - cx) / fx, (pixels[:, 1] - cy) / fy)  # distorted
+        theta = np.linspace(0, WIDEST, 512)
+        powers = np.array([theta**2, theta**4, theta**6, theta**8])
+        bent = theta * (1 + coefficients @ powers)
+        # OpenCV takes none beyond 90 degrees, nor where the polynomial has turned back.
+        flat[angle >= min(bent.max(), np.pi / 2)] = np.nan
+        return flat
+
+
+@dataclass(frozen=True)
+class Region:
+    """What is read out of a sensor; of no size: all."""
+
+    x_offset: int = 0
+    y_offset: int = 0
+    width: int = 0
+    height: int = 0
+
+
+@dataclass(frozen=True)
+class Info:
+    """The fields of a sensor_msgs/CameraInfo, without ROS. The message itself will do as well."""
+
+    width: int
+    height: int
+    k: tuple[float, ...]
+    d: tuple[float, ...] = ()
+    r: tuple[float, ...] = NO_ROTATION
+    p: tuple[float, ...] = (0.0,) * 12
+    distortion_model: str = 'plumb_bob'
+    binning_x: int = 0
+    binning_y: int = 0
+    roi: Region = Region()
+
+
+def camera_from_info(info: Any, is_rectified: bool = False) -> Camera | None:
+    """The camera of a CameraInfo; None if it says that the camera is not calibrated.
+
+    Its P describes rectified images, its K, D and R those that the camera took. ValueError in a
+    sentence if it is damaged.
+    """
+    if info.k[0] == 0.0:  # how an uncalibrated camera says so
+        return None
+    change = rectified if is_rectified else read_out
+    camera = _camera(change(info))
+    if info.binning_x > 1 or info.binning_y > 1 or info.roi.width:
+        # Some drivers put them beside what was calibrated with them.
+        whole = Info(
+            info.width, info.height, info.k, info.d, info.r, info.p, info.distortion_model
+        )
+        return replace(camera, literal=_camera(change(whole)))
+    return camera
+
+
+def _camera(info: Info) -> Camera:
+    k, d, r = (tuple(float(value) for value in values) for values in (info.k, info.d, info.r))
+    rotation = r if any(r) else NO_ROTATION
+    return Camera(info.width, info.height, k, d, info.distortion_model, rotation)
+
+
+def pinhole_info(size: Size, intrinsics: Matrix) -> Info:
+    projection = np.column_stack([intrinsics, np.zeros(3)])
+    return Info(
+        *size, tuple(intrinsics.ravel().tolist()), (0.0,) * 5, p=tuple(projection.ravel().tolist())
+    )
+
+
+def uncalibrated_info(size: Size) -> Info:
+    """K of zeros, as the message's definition asks of a camera without a calibration."""
+    return Info(*size, (0.0,) * 9, r=(0.0,) * 9, distortion_model='')
+
+
+def scaled(info: Any, size: Size) -> Info:
+    """The calibration of the same images, resized."""
+    return _moved(info, size, resize_matrix((info.width, info.height), size))
+
+
+def read_out(info: Any) -> Info:
+    """Of a whole sensor's calibration, that of the region that is read out, in binned pixels."""
+    by_x, by_y = max(1, info.binning_x), max(1, info.binning_y)
+    width, height = info.roi.width or info.width, info.roi.height or info.height
+    cut = np.array([[1.0, 0, -info.roi.x_offset], [0, 1, -info.roi.y_offset], [0, 0, 1]])
+    binned = resize_matrix((by_x, by_y), (1, 1))
+    return _moved(info, (width // by_x, height // by_y), binned @ cut)
+
+
+def rectified(info: Any) -> Info:
+    """Of rectified images, which P describes; as it is where P is not given."""
+    if not info.p[0]:
+        return read_out(info)
+    straight = replace(read_out(info), d=(), r=NO_ROTATION, distortion_model='none')
+    return replace(straight, k=tuple(np.reshape(straight.p, (3, 4))[:, :3].ravel().tolist()))
+
+
+def names_rectified(topic: str) -> bool:
+    """image_proc calls them image_rect, image_rect_color; compressed ones too."""
+    return 'rect' in topic.removesuffix('/compressed').rpartition('/')[2].split('_')
+
+
+def _moved(info: Any, size: Size, pixels: Matrix) -> Info:
+    """The calibration of images whose pixels are moved by a 3x3 matrix."""
+    k, p = (pixels @ np.reshape(matrix, (3, -1)) for matrix in (info.k, info.p))
+    return Info(
+        *size, tuple(k.ravel().tolist()), tuple(info.d), tuple(info.r), tuple(p.ravel().tolist()),
+        info.distortion_model,
+    )  # fmt: skip
+
+
+def read_calibration(path: str | Path) -> Info:
+    """A file as ROS's camera_calibration writes it; FileError if it is not one."""
+    try:
+        values = yaml.safe_load(Path(path).expanduser().read_text(encoding='utf-8'))
+
+        def numbers(name: str, count: int | None = None) -> tuple[float, ...]:
+            found = tuple(float(value) for value in values[name]['data'])
+            if count is not None and len(found) != count:
+                raise ValueError(f'{name} has {len(found)} values, not {count}')
+            return found
+
+        return Info(
+            int(values['image_width']),
+            int(values['image_height']),
+            numbers('camera_matrix', 9),
+            numbers('distortion_coefficients'),
+            numbers('rectification_matrix', 9),
+            numbers('projection_matrix', 12),
+            str(values['distortion_model']),
+        )
+    except OSError as error:
+        raise FileError(f'cannot read {path}: {error.strerror}') from None
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f'{path} is not a camera calibration: {error!r}') from None
