@@ -14,8 +14,8 @@ from rcl_interfaces.msg import (
     SetParametersResult,
 )
 
+from kp2d_core.detector import MOST_SCALES, SCALE_RANGE, check_scales
 from kp2d_core.images import MINIMUM_SIDE
-from kp2d_core.scales import MOST_SCALES, SCALE_RANGE, check_scales
 from kp2d_core.verification import METHODS
 from kp2d_ros.messages import DESCRIPTOR_FORMATS
 from kp2d_ros.pipeline import Settings

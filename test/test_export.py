@@ -11,10 +11,9 @@ from models import random_checkpoint
 
 from kp2d_core.architecture import VARIANTS
 from kp2d_core.errors import FileError
-from kp2d_core.export.folding import fold
 from kp2d_core.export.graph import build_graph
-from kp2d_core.export.metadata import read_exported
-from kp2d_core.export.profile import Profile
+from kp2d_core.export.quantization import fold
+from kp2d_core.export.source import Profile, read_exported
 from kp2d_core.images import prepare
 from kp2d_core.runtimes.torch import TorchRuntime, network_of
 

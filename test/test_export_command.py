@@ -6,8 +6,7 @@ import pytest
 from models import write_random_model
 
 from kp2d_core.cli import main
-from kp2d_core.export.metadata import read_exported
-from kp2d_core.export.profile import Profile
+from kp2d_core.export.source import Profile, read_exported
 from kp2d_core.runtimes.cuda import cuda_device
 
 

@@ -13,18 +13,16 @@ from kp2d_core.checkpoint import Checkpoint, save_checkpoint, shipped_models
 from kp2d_core.cli import main
 from kp2d_core.errors import FileError
 from kp2d_core.export.calibration import BINS, best_fraction, calibrate
-from kp2d_core.export.folding import fold
-from kp2d_core.export.graph import FLOAT_LAYERS, build_graph
-from kp2d_core.export.profile import Profile
+from kp2d_core.export.graph import FLOAT_LAYERS, build_graph, with_unsigned_codes
 from kp2d_core.export.quantization import (
     QUANTIZED_LAYERS,
     calibration_path,
     equalise,
+    fold,
     load_calibration,
     quantize_weight,
 )
-from kp2d_core.export.source import ModelSource
-from kp2d_core.export.unsigned import with_unsigned_codes
+from kp2d_core.export.source import ModelSource, Profile
 from kp2d_core.images import prepare
 from kp2d_core.runtimes.onnxruntime import OnnxRuntime
 from kp2d_core.runtimes.openvino import OpenVINORuntime

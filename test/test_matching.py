@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kp2d_core import Features, match
-from kp2d_core.neighbours import BAND, distance_factors
+from kp2d_core.matching import BAND, distance_factors
 from kp2d_core.verification import ENOUGH, distances_to, verify
 
 

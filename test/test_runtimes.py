@@ -16,10 +16,10 @@ from kp2d_core import KeypointDetector
 from kp2d_core.checkpoint import Checkpoint, save_checkpoint, shipped_models
 from kp2d_core.errors import FileError
 from kp2d_core.export.graph import build_graph
-from kp2d_core.export.profile import Profile
+from kp2d_core.export.source import Profile
 from kp2d_core.images import prepare
 from kp2d_core.runtimes import available_runtimes, open_runtime, suitable_model
-from kp2d_core.runtimes.compiled import KEPT
+from kp2d_core.runtimes.base import KEPT
 from kp2d_core.runtimes.cuda import cuda_device
 
 COMPILED = ('openvino', 'onnxruntime')

@@ -13,11 +13,10 @@ import pytest
 from models import random_checkpoint
 
 from kp2d_core.export import engine as engine_module
-from kp2d_core.export.engine import build_engine, library_version
-from kp2d_core.export.engine_cache import MAGIC, EngineCache, EngineKey
+from kp2d_core.export.engine import MAGIC, EngineCache, EngineKey, build_engine, library_version
 from kp2d_core.export.graph import build_graph
-from kp2d_core.export.profile import Profile
 from kp2d_core.export.quantization import QUANTIZED_LAYERS
+from kp2d_core.export.source import Profile
 from kp2d_core.runtimes.cuda import cuda_device
 
 trt = pytest.importorskip('tensorrt_rtx')
@@ -171,8 +170,8 @@ import sys, time
 from pathlib import Path
 import tensorrt_rtx as trt
 from kp2d_core.export.engine import build_engine
-from kp2d_core.export.engine_cache import EngineCache, EngineKey
-from kp2d_core.export.profile import Profile
+from kp2d_core.export.engine import EngineCache, EngineKey
+from kp2d_core.export.source import Profile
 folder = Path(sys.argv[1])
 graph, profile = (folder / 'graph.onnx').read_bytes(), Profile(48, 64, 10)
 key = EngineKey.of(graph, profile, 'tensorrt', 'sm_86')
@@ -273,10 +272,10 @@ def test_the_table_knows_what_went_away():
 
 def test_cuda_python_has_what_is_called_and_its_errors_are_raised():
     runtime = pytest.importorskip('cuda.bindings.runtime')
-    from kp2d_core.runtimes.cuda_memory import CudaPythonMemory, find_cuda_python
+    from kp2d_core.runtimes.cuda import CudaPythonMemory, find_cuda_python
 
     assert find_cuda_python() is runtime
-    tree = ast.parse((PACKAGE / 'runtimes/cuda_memory.py').read_text())
+    tree = ast.parse((PACKAGE / 'runtimes/cuda.py').read_text())
     called = {
         node.value
         for node in ast.walk(tree)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.networks.geometry import sample_descriptors
-from kp2d_core.runtimes.protocol import Outputs
+from kp2d_core.runtimes.base import Outputs
 from kp2d_core.runtimes.torch import network_of
 
 

@@ -18,11 +18,11 @@ from kp2d_core.benchmarks.contestants import BASELINE, Contestant, WholeWay
 from kp2d_core.benchmarks.process import start_up
 from kp2d_core.benchmarks.timing import summary, time_in_turns
 from kp2d_core.commands.arguments import positive, size
-from kp2d_core.export.profile import PRECISIONS
+from kp2d_core.export.source import PRECISIONS
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, Size, prepare, read_image, size_of
 from kp2d_core.runtimes import available_runtimes
-from kp2d_core.runtimes.protocol import usable_cores
+from kp2d_core.runtimes.base import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

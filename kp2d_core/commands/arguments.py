@@ -6,9 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from kp2d_core.detector import KeypointDetector
+from kp2d_core.detector import KeypointDetector, check_scales
 from kp2d_core.images import Size
-from kp2d_core.scales import check_scales
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

@@ -15,12 +15,12 @@ from kp2d_core.checkpoint import (
 )
 from kp2d_core.commands.arguments import positive, size
 from kp2d_core.errors import FileError
-from kp2d_core.export.profile import PRECISIONS, TENSORRT_TOP_K, Profile
 from kp2d_core.export.quantization import (
     Ranges,
     calibration_path,
     load_calibration,
 )
+from kp2d_core.export.source import PRECISIONS, TENSORRT_TOP_K, Profile
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, find_images, read_image
 from kp2d_core.runtimes import available_runtimes, suitable_model
@@ -165,7 +165,7 @@ def print_loss(
         )
         return
     from kp2d_core.detector import KeypointDetector
-    from kp2d_core.export.comparison import compare, format_comparison
+    from kp2d_core.export.calibration import compare, format_comparison
 
     usable = [s.name for s in available_runtimes() if s.available and s.name != 'torch']
     if not usable:
@@ -183,10 +183,16 @@ def print_loss(
 
 
 def build_engines(args: argparse.Namespace, graph: bytes, profile: Profile) -> None:
-    from kp2d_core.export.engine import build_engine, device_key, library_version, load_tensorrt
-    from kp2d_core.export.engine_cache import EngineCache, EngineKey
+    from kp2d_core.export.engine import (
+        EngineCache,
+        EngineKey,
+        build_engine,
+        device_key,
+        library_version,
+        load_tensorrt,
+    )
+    from kp2d_core.runtimes.base import cache_folder
     from kp2d_core.runtimes.cuda import cuda_device
-    from kp2d_core.runtimes.protocol import cache_folder
 
     trt = load_tensorrt()
     cache = EngineCache(args.engines or cache_folder('engines'))

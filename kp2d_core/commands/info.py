@@ -61,7 +61,7 @@ def describe_model(model: str) -> str:
 
 
 def describe_exported(path: Path) -> str:
-    from kp2d_core.export.metadata import read_exported  # needs onnx
+    from kp2d_core.export.source import read_exported  # needs onnx
 
     exported = read_exported(path)
     architecture = exported.architecture

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import cv2
 
-from kp2d_core.detector import KeypointDetector
+from kp2d_core.detector import DEFAULT_SCALES, KeypointDetector, check_scales
 from kp2d_core.evaluation.baselines import baseline
 from kp2d_core.evaluation.onnx_extractor import onnx_extractor
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.images import Size
-from kp2d_core.scales import DEFAULT_SCALES, check_scales
 
 
 @dataclass(frozen=True)

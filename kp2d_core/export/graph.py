@@ -8,16 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+import onnx
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from kp2d_core.architecture import CELL, INPUT_MEAN, LEAKY_SLOPE
 from kp2d_core.checkpoint import Checkpoint
-from kp2d_core.export.folding import Convolution, fold
-from kp2d_core.export.metadata import metadata_of
-from kp2d_core.export.profile import Profile
-from kp2d_core.export.quantization import LEVELS, Ranges, equalise, quantize_weight
-from kp2d_core.export.sampling import MapShape, sample_patches
-from kp2d_core.export.writer import GraphWriter
+from kp2d_core.export.onnx_writer import GraphWriter, MapShape, sample_patches
+from kp2d_core.export.quantization import (
+    LEVELS,
+    Convolution,
+    Ranges,
+    equalise,
+    fold,
+    quantize_weight,
+)
+from kp2d_core.export.source import Profile, metadata_of
 
 ZERO_CODE = 'zero_code'  # the zero point of all activations but the image
 OUTPUTS = ('keypoints', 'scores', 'descriptors')
@@ -250,3 +255,16 @@ class NetworkWriter:
         length = w.add('ReduceL2', [x], 'length', axes=[-1], keepdims=1)
         length = w.add('Max', [length, w.scalar('tiny', TINY)], 'positive_length')
         w.add('Div', [x, length], 'descriptors')
+
+
+def with_unsigned_codes(graph: bytes) -> bytes:
+    """All activations share one zero, code 0 of -128..127; as 128 of 0..255 it is the same.
+
+    Only signed codes run on TensorRT, which is why graphs are written with them.
+    """
+    model = onnx.load_model_from_string(graph)
+    for initializer in model.graph.initializer:
+        if initializer.name == ZERO_CODE:
+            initializer.CopyFrom(numpy_helper.from_array(np.asarray(128, np.uint8), ZERO_CODE))
+    unsigned: bytes = model.SerializeToString()
+    return unsigned

@@ -1,19 +1,21 @@
-"""int8: ranges of the activations, and weights as signed bytes with one scale per channel."""
+"""The weights as the graph wants them: batch norms folded in, int8 codes, ranges."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.architecture import BATCH_NORM_EPSILON, INPUT_SCALE, PLAIN_CONVOLUTIONS
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.errors import FileError
-from kp2d_core.export.folding import Convolution
 from kp2d_core.files import atomic_write
 
+Array = NDArray[np.float32]
 FORMAT = 'kp2d-int8-ranges-1'
 LEVELS = 127  # codes go from -LEVELS to LEVELS
 
@@ -24,6 +26,38 @@ QUANTIZED_LAYERS = (
     'conv1a', 'conv1b', 'conv2a', 'conv2b', 'conv3a', 'conv3b', 'conv4a', 'conv4b',
     'convFa', 'convFb', 'convFaa',
 )  # fmt: skip
+
+
+class Convolution(NamedTuple):
+    """A 3x3 convolution with padding 1."""
+
+    weight: Array  # (outputs, inputs, 3, 3)
+    bias: Array  # (outputs,)
+
+
+def fold(checkpoint: Checkpoint, *, mono: bool = False) -> dict[str, Convolution]:
+    """Every convolution by name. The first takes pixels minus their mean, in 0..255 units."""
+    names = sorted({name.split('.')[0] for name in checkpoint.weights})
+    convolutions = {name: _fold_one(checkpoint, name) for name in names}
+    weight, bias = convolutions['conv1a']
+    weight = weight * np.float32(INPUT_SCALE / 255)
+    if mono:  # gray is RGB with three equal channels
+        weight = weight.sum(axis=1, keepdims=True)
+    convolutions['conv1a'] = Convolution(weight, bias)
+    return convolutions
+
+
+def _fold_one(checkpoint: Checkpoint, name: str) -> Convolution:
+    weights = checkpoint.weights
+    if name in PLAIN_CONVOLUTIONS:
+        return Convolution(weights[f'{name}.weight'], weights[f'{name}.bias'])
+    gamma, beta, mean, variance = (
+        weights[f'{name}.1.{entry}'].astype(np.float64)
+        for entry in ('weight', 'bias', 'running_mean', 'running_var')
+    )
+    scale = gamma / np.sqrt(variance + BATCH_NORM_EPSILON)
+    weight = weights[f'{name}.0.weight'] * scale[:, None, None, None]
+    return Convolution(weight.astype(np.float32), (beta - mean * scale).astype(np.float32))
 
 
 def quantize_weight(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -1,15 +1,76 @@
-"""Where graphs come from: weights give one for any profile, an exported file gives its own."""
+"""What is run: a model, and the profile (sizes, precision) that its graph is made for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from kp2d_core.architecture import Architecture
+from kp2d_core.architecture import CELL, INPUT_MEAN, INPUT_SCALE, Architecture
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from kp2d_core.errors import FileError
-from kp2d_core.export.profile import Profile, check_precision
 from kp2d_core.export.quantization import Ranges, calibration_path, load_calibration
+from kp2d_core.images import MINIMUM_SIDE
+from kp2d_core.version import __version__
+
+PRECISIONS = ('fp32', 'fp16', 'int8')
+TENSORRT_TOP_K = 3840  # more than this, TensorRT's TopK layer cannot keep
+FORMAT = 'kp2d-graph-1'  # changes with what goes in or comes out of the graph
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The shapes and the precision of one graph."""
+
+    height: int
+    width: int
+    top_k: int  # keypoints that it gives
+    batch: int | None = 1  # None: any, decided at each call
+    mono: bool = False  # one gray channel in, else RGB
+    precision: str = 'fp32'
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
+        for name in ('width', 'height'):
+            value = getattr(self, name)
+            if value % CELL or value < MINIMUM_SIDE:
+                raise ValueError(
+                    f'{name} must be a multiple of {CELL} and at least {MINIMUM_SIDE}, got {value}'
+                )
+        if not 1 <= self.top_k <= self.cells:
+            raise ValueError(
+                f'top_k must be from 1 to {self.cells}, the cells of a {self.width}x{self.height} '
+                f'image, got {self.top_k}'
+            )
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f'batch must be 1 or more, got {self.batch}')
+
+    @property
+    def cells(self) -> int:
+        return (self.height // CELL) * (self.width // CELL)
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.mono else 3
+
+    def __str__(self) -> str:
+        colour = 'mono' if self.mono else 'rgb'
+        batch = 'any batch' if self.batch is None else f'batch {self.batch}'
+        return (
+            f'{self.width}x{self.height} {colour}, {self.top_k} keypoints, {batch}, '
+            f'{self.precision}'
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_precision(precision: str) -> str:
+    if precision not in PRECISIONS:
+        known = ', '.join(PRECISIONS)
+        raise ValueError(f"there is no precision '{precision}': it is one of {known}")
+    return precision
 
 
 @dataclass(frozen=True)
@@ -71,10 +132,6 @@ def open_source(model: str | Path, precision: str = 'auto') -> ModelSource:
 
 
 def _exported(path: Path, precision: str) -> ModelSource:
-    try:
-        from kp2d_core.export.metadata import read_exported
-    except ModuleNotFoundError as error:
-        raise missing_onnx() from error
     exported = read_exported(path)
     profile = exported.profile
     if precision not in ('auto', profile.precision):
@@ -86,3 +143,60 @@ def _exported(path: Path, precision: str) -> ModelSource:
 
 def missing_onnx() -> ValueError:
     return ValueError('the onnx package is not installed: pip install onnx')
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """An exported graph read back."""
+
+    architecture: Architecture
+    profile: Profile
+    checkpoint_digest: str  # of the weights that it was written from
+    graph: bytes  # the whole ONNX file
+
+
+def metadata_of(checkpoint: Checkpoint, profile: Profile) -> dict[str, str]:
+    return {
+        'format': FORMAT,
+        'architecture': json.dumps(checkpoint.architecture.to_dict()),
+        'profile': json.dumps(profile.to_dict()),
+        'normalisation': json.dumps({'mean': INPUT_MEAN, 'scale': INPUT_SCALE}),
+        'descriptor_size': str(checkpoint.architecture.descriptor_size),
+        'checkpoint': checkpoint.digest(),
+        'step': str(checkpoint.step),
+        'notes': checkpoint.notes,
+        'package_version': __version__,
+    }
+
+
+def read_exported(path: str | Path) -> ExportedModel:
+    """The exported model in a file; FileError unless it is a whole file of ours."""
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ModuleNotFoundError as error:
+        raise missing_onnx() from error
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        model = onnx.load_model_from_string(data)
+    except OSError as error:
+        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
+    except DecodeError as error:
+        raise FileError(f'{path} is not a readable ONNX file: {error}') from error
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if metadata.get('format') != FORMAT:
+        found = metadata.get('format', 'none')
+        raise FileError(
+            f'{path} is an ONNX file, but not one that `kp2d export` of this version wrote '
+            f'(format {found}, needed {FORMAT})'
+        )
+    try:
+        return ExportedModel(
+            architecture=Architecture.from_dict(json.loads(metadata['architecture'])),
+            profile=Profile(**json.loads(metadata['profile'])),
+            checkpoint_digest=metadata['checkpoint'],
+            graph=data,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f'{path} has damaged metadata: {error}') from error

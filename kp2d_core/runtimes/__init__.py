@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kp2d_core.export.source import ModelSource, missing_onnx, open_source
+from kp2d_core.runtimes.base import Outputs, Runtime, RuntimeStatus
 from kp2d_core.runtimes.cuda import cuda_device
-from kp2d_core.runtimes.protocol import Outputs, Runtime, RuntimeStatus
 
 __all__ = [
     'Outputs',

@@ -1,10 +1,16 @@
-"""Is there a CUDA device? Asked of the driver itself: TensorRT crashes where there is none."""
+"""The CUDA device and its memory: pinned buffers, a stream, graph capture; no torch needed."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import NamedTuple
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class CudaDevice(NamedTuple):
@@ -40,3 +46,148 @@ def cuda_device() -> CudaDevice:
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(value.value)
     return CudaDevice(True, name.value.decode(), (capability[0], capability[1]))
+
+
+class Buffer(Protocol):
+    """The same array twice: pinned on the host, and on the device."""
+
+    host: NDArray[Any]
+    address: int  # on the device
+
+
+class CudaMemory(Protocol):
+    """One stream and the buffers that it moves."""
+
+    stream: int  # the handle that TensorRT takes
+
+    def buffer(self, shape: tuple[int, ...], dtype: Any) -> Any: ...
+
+    def upload(self, buffer: Any) -> None: ...
+
+    def download(self, buffer: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What `work` puts on the stream, recorded, to be launched in one call."""
+        ...
+
+
+def open_cuda_memory() -> CudaMemory:
+    """Through cuda-python if it is there, else torch with CUDA."""
+    runtime = find_cuda_python()
+    if runtime is not None:
+        return CudaPythonMemory(runtime)
+    if importlib.util.find_spec('torch'):
+        import torch
+
+        if torch.cuda.is_available():
+            return TorchMemory(torch)
+    raise RuntimeError('TensorRT needs cuda-python for device memory: pip install cuda-python')
+
+
+def find_cuda_python() -> Any | None:
+    """Its runtime module, which moved between versions 12 and 13."""
+    for name in ('cuda.bindings.runtime', 'cuda.cudart'):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    return None
+
+
+class CudaPythonBuffer:
+    def __init__(self, memory: CudaPythonMemory, shape: tuple[int, ...], dtype: Any) -> None:
+        self.memory = memory
+        self.bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self.address = int(memory.call('cudaMalloc', self.bytes))
+        self.host_address = int(memory.call('cudaHostAlloc', self.bytes, 0))
+        pinned = (ctypes.c_byte * self.bytes).from_address(self.host_address)
+        self.host: NDArray[Any] = np.frombuffer(pinned, dtype=dtype).reshape(shape)
+
+    def __del__(self) -> None:
+        if hasattr(self, 'address'):
+            self.memory.runtime.cudaFree(self.address)
+        if hasattr(self, 'host_address'):
+            self.memory.runtime.cudaFreeHost(self.host_address)
+
+
+class CudaPythonMemory:
+    def __init__(self, runtime: Any) -> None:
+        self.runtime = runtime
+        non_blocking = 1
+        self.stream = int(self.call('cudaStreamCreateWithFlags', non_blocking))
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """A function of the CUDA runtime, its error as an exception."""
+        error, *values = getattr(self.runtime, function)(*arguments)
+        if int(error):
+            raise RuntimeError(f'CUDA: {function} failed with {error.name} ({int(error)})')
+        return values[0] if values else None
+
+    def buffer(self, shape: tuple[int, ...], dtype: Any) -> CudaPythonBuffer:
+        return CudaPythonBuffer(self, shape, dtype)
+
+    def upload(self, buffer: CudaPythonBuffer) -> None:
+        kind = self.runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        source, target = buffer.host_address, buffer.address
+        self.call('cudaMemcpyAsync', target, source, buffer.bytes, kind, self.stream)
+
+    def download(self, buffer: CudaPythonBuffer) -> None:
+        kind = self.runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        source, target = buffer.address, buffer.host_address
+        self.call('cudaMemcpyAsync', target, source, buffer.bytes, kind, self.stream)
+
+    def synchronize(self) -> None:
+        self.call('cudaStreamSynchronize', self.stream)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        mode = self.runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self.call('cudaStreamBeginCapture', self.stream, mode)
+        try:
+            work()
+        finally:  # a stream left in capture could do nothing else
+            graph = self.call('cudaStreamEndCapture', self.stream)
+        executable = self.call('cudaGraphInstantiate', graph, 0)
+        return lambda: self.call('cudaGraphLaunch', executable, self.stream)
+
+
+class TorchBuffer:
+    def __init__(self, torch: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        self.pinned = torch.empty(shape, dtype=kind, pin_memory=True)
+        self.device = torch.empty(shape, dtype=kind, device='cuda')
+        self.host: NDArray[Any] = self.pinned.numpy()
+        self.address = int(self.device.data_ptr())
+
+
+class TorchMemory:
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.torch_stream = torch.cuda.Stream()
+        self.stream = int(self.torch_stream.cuda_stream)
+
+    def buffer(self, shape: tuple[int, ...], dtype: Any) -> TorchBuffer:
+        return TorchBuffer(self.torch, shape, dtype)
+
+    def upload(self, buffer: TorchBuffer) -> None:
+        with self.torch.cuda.stream(self.torch_stream):
+            buffer.device.copy_(buffer.pinned, non_blocking=True)
+
+    def download(self, buffer: TorchBuffer) -> None:
+        with self.torch.cuda.stream(self.torch_stream):
+            buffer.pinned.copy_(buffer.device, non_blocking=True)
+
+    def synchronize(self) -> None:
+        self.torch_stream.synchronize()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self.torch_stream):
+            work()
+
+        def launch() -> None:
+            with self.torch.cuda.stream(self.torch_stream):
+                graph.replay()
+
+        return launch

@@ -6,11 +6,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from kp2d_core.export.profile import Profile
-from kp2d_core.export.source import ModelSource
-from kp2d_core.runtimes.compiled import Compiled, CompiledRuntime
+from kp2d_core.export.source import ModelSource, Profile
+from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, usable_cores
 from kp2d_core.runtimes.cuda import cuda_device
-from kp2d_core.runtimes.protocol import Outputs, usable_cores
 
 
 class OnnxRuntime(CompiledRuntime):

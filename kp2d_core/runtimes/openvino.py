@@ -6,11 +6,9 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from kp2d_core.export.profile import Profile
-from kp2d_core.export.source import ModelSource
-from kp2d_core.export.unsigned import with_unsigned_codes
-from kp2d_core.runtimes.compiled import Compiled, CompiledRuntime
-from kp2d_core.runtimes.protocol import Outputs, cache_folder, usable_cores
+from kp2d_core.export.graph import with_unsigned_codes
+from kp2d_core.export.source import ModelSource, Profile
+from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, cache_folder, usable_cores
 
 
 class OpenVINORuntime(CompiledRuntime):

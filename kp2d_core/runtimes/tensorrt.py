@@ -10,20 +10,18 @@ from numpy.typing import NDArray
 
 from kp2d_core.export.engine import (
     MAXIMUM_BATCH,
+    EngineCache,
+    EngineKey,
     build_engine,
     device_key,
     library_version,
     load_tensorrt,
     make_logger,
 )
-from kp2d_core.export.engine_cache import EngineCache, EngineKey
 from kp2d_core.export.graph import OUTPUTS
-from kp2d_core.export.profile import TENSORRT_TOP_K, Profile
-from kp2d_core.export.source import ModelSource
-from kp2d_core.runtimes.compiled import Compiled, CompiledRuntime
-from kp2d_core.runtimes.cuda import cuda_device
-from kp2d_core.runtimes.cuda_memory import CudaMemory, open_cuda_memory
-from kp2d_core.runtimes.protocol import Outputs, cache_folder
+from kp2d_core.export.source import TENSORRT_TOP_K, ModelSource, Profile
+from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, cache_folder
+from kp2d_core.runtimes.cuda import CudaMemory, cuda_device, open_cuda_memory
 
 log = logging.getLogger(__name__)
 

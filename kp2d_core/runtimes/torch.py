@@ -10,7 +10,7 @@ from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.images import Size
 from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise, sample_descriptors
-from kp2d_core.runtimes.protocol import Outputs
+from kp2d_core.runtimes.base import Outputs
 
 
 def network_of(checkpoint: Checkpoint) -> KeyPointNet:

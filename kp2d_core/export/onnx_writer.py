@@ -1,22 +1,69 @@
-"""Bilinear samples of a feature map at keypoints, each with its neighbour texels, as ONNX nodes.
-
-The last descriptor convolution is linear, and so is bilinear sampling: they commute. Sampling the
-convolution's *input* at a keypoint and its 8 neighbours and multiplying by the kernel gives what
-the convolution of the whole map, sampled once, gives, at a fraction of the work. Texels beyond the
-map count as 0, like the padding of the convolution.
-
-This is done with a gather and a product instead of GridSample: the gather reads whole texels (all
-channels of one), which is how runtimes lay out feature maps in memory anyway.
-"""
+"""A thin hand for writing ONNX graphs, and bilinear samples of a map written with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from kp2d_core.export.writer import GraphWriter
+from kp2d_core.version import __version__
+
+# Read alike by every TensorRT from 10.3 on, OpenVINO and ONNX Runtime.
+OPSET = 17
+IR_VERSION = 8
+
+
+class GraphWriter:
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.initializers: list[TensorProto] = []
+
+    def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """A node with one output; the name is the node's and the output's."""
+        return self.add_many(operator, inputs, [name], **attributes)[0]
+
+    def add_many(
+        self, operator: str, inputs: Sequence[str], names: Sequence[str], **attributes: Any
+    ) -> list[str]:
+        node = helper.make_node(operator, list(inputs), list(names), name=names[0], **attributes)
+        self.nodes.append(node)
+        return list(names)
+
+    def constant(self, name: str, value: NDArray[Any]) -> str:
+        self.initializers.append(numpy_helper.from_array(np.asarray(value, order='C'), name))
+        return name
+
+    def scalar(self, name: str, value: float, dtype: Any = np.float32) -> str:
+        return self.constant(name, np.asarray(value, dtype))
+
+    def indices(self, name: str, values: Sequence[int]) -> str:
+        return self.constant(name, np.asarray(values, np.int64))
+
+    def cast(self, tensor: str, dtype: Any, name: str) -> str:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return self.add('Cast', [tensor], name, to=kind)
+
+    def model(
+        self,
+        inputs: Sequence[ValueInfoProto],
+        outputs: Sequence[ValueInfoProto],
+        metadata: dict[str, str],
+    ) -> ModelProto:
+        graph = helper.make_graph(
+            self.nodes, 'KeyPointNet', list(inputs), list(outputs), self.initializers
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid('', OPSET)],
+            ir_version=IR_VERSION,
+            producer_name='kp2d',
+            producer_version=__version__,
+        )
+        helper.set_model_props(model, metadata)
+        return model
 
 
 class MapShape(NamedTuple):
@@ -41,6 +88,14 @@ def sample_patches(
     dtype: Any = np.float32,
 ) -> str:
     """(B, C, h, w) at (B, K, 2) pixels -> (B, K, taps * C), taps = (2 * radius + 1) ** 2.
+
+    The last descriptor convolution is linear, and so is bilinear sampling: they commute. Sampling
+    the convolution's *input* at a keypoint and its 8 neighbours and multiplying by the kernel
+    gives what the convolution of the whole map, sampled once, gives, at a fraction of the work.
+    Texels beyond the map count as 0, like the padding of the convolution.
+
+    This is done with a gather and a product instead of GridSample: the gather reads whole texels
+    (all channels of one), which is how runtimes lay out feature maps in memory anyway.
 
     Coordinates and shares are computed in float32, then multiplied as `dtype`, the features'.
     real(x, features) makes numbers of what was gathered, where the features are int8 codes.
