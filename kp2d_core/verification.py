@@ -17,6 +17,8 @@ METHODS: tuple[str, ...] = get_args(Method)
 # camera moves only what is near, and those are the points that odometry needs.
 AT_REST = 0.8
 ENOUGH = 300  # pairs to estimate from, evenly taken: more take longer and change little
+FITS = 8  # rounds of least squares over the inliers, at most
+GAUSS_NEWTON_STEPS = 3
 MINIMUM_POINTS = {'homography': 4, 'fundamental': 8, 'essential': 6}
 
 _ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: the least sensitive to the threshold
@@ -80,10 +82,108 @@ def _agreeing(
     model, inliers = _estimate(first[sample], second[sample], method, threshold, intrinsics)
     if model is None or inliers is None or np.shape(model) != (3, 3):
         return np.zeros(len(first), bool), None
-    model = np.asarray(model, np.float64)
-    if len(first) <= ENOUGH and method != 'essential':
-        return inliers.ravel().astype(bool), model
+    model = fit_all(np.asarray(model, np.float64), method, first, second, threshold, intrinsics)
     return distances_to(model, method, first, second, intrinsics) <= threshold, model
+
+
+def fit_all(
+    model: NDArray[np.float64],
+    method: str,
+    first: Float,
+    second: Float,
+    threshold: float,
+    intrinsics: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """The least-squares geometry of all pairs that agree with `model`.
+
+    RANSAC's own model comes from a handful of pairs. A fit is kept only if it lowers the truncated
+    squared error over all pairs, so the result is never worse than what was given.
+    """
+    best, cost = model, np.inf
+    for _ in range(FITS + 1):
+        apart = distances_to(model, method, first, second, intrinsics)
+        error = float(np.minimum(apart**2, threshold**2).sum())
+        if not error < cost * (1 - 1e-6):
+            break
+        best, cost = model, error
+        agreeing = apart <= threshold
+        if agreeing.sum() <= MINIMUM_POINTS[method]:
+            break
+        a, b = (points[agreeing].astype(np.float64) for points in (first, second))
+        try:
+            fitted = _least_squares(model, method, a, b, intrinsics)
+        except (cv2.error, np.linalg.LinAlgError):  # degenerate points
+            break
+        if fitted is None or np.shape(fitted) != (3, 3) or not np.isfinite(fitted).all():
+            break
+        model = fitted
+    return best
+
+
+def _least_squares(
+    model: NDArray[np.float64],
+    method: str,
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    intrinsics: NDArray[np.float64] | None,
+) -> NDArray[np.float64] | None:
+    if method == 'homography':
+        fitted = cv2.findHomography(first, second, 0)[0]
+        return None if fitted is None else np.asarray(fitted, np.float64)
+    a, b = (np.column_stack([points, np.ones(len(points))]) for points in (first, second))
+    if method == 'essential':
+        inverse = np.linalg.inv(np.asarray(intrinsics, np.float64))
+        rays = a @ inverse.T, b @ inverse.T
+        return _fit_essential(model, *(r / np.linalg.norm(r, axis=1)[:, None] for r in rays))
+    return _fit_fundamental(model, a, b)
+
+
+def _fit_fundamental(
+    model: NDArray[np.float64], a: NDArray[np.float64], b: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The eight-point method on all pairs, each divided by the slope of its Sampson distance."""
+    middle, spread = a[:, :2].mean(axis=0), a[:, :2].std() + 1e-9
+    shrink = np.array([[1, 0, -middle[0]], [0, 1, -middle[1]], [0, 0, spread]]) / spread
+    slopes = ((a @ model.T)[:, :2] ** 2).sum(axis=1) + ((b @ model)[:, :2] ** 2).sum(axis=1)
+    a, b = a @ shrink.T, b @ shrink.T
+    rows = (b[:, :, None] * a[:, None, :]).reshape(-1, 9)
+    rows /= np.sqrt(np.maximum(slopes, 1e-12))[:, None]
+    smallest = np.linalg.eigh(rows.T @ rows)[1][:, 0].reshape(3, 3)
+    u, singular, v = np.linalg.svd(smallest)
+    fitted = shrink.T @ (u * [*singular[:2], 0.0]) @ v @ shrink
+    return np.asarray(fitted / np.linalg.norm(fitted), np.float64)
+
+
+def _fit_essential(
+    model: NDArray[np.float64], a: NDArray[np.float64], b: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Gauss-Newton in rotation and direction on the Sampson distances of unit rays."""
+    u, _, v = np.linalg.svd(model)
+    direction = u[:, 2]
+    rotation = u @ np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]) @ v
+    rotation *= np.sign(np.linalg.det(rotation))  # either of the two rotations gives this matrix
+    for _ in range(GAUSS_NEWTON_STEPS):
+        essential = _cross(direction) @ rotation
+        across, turned = a @ essential.T, a @ rotation.T
+        slopes = (across**2).sum(axis=1) + ((b @ essential) ** 2).sum(axis=1)
+        weights = 1 / np.sqrt(np.maximum(slopes, 1e-12))
+        residuals = weights * (b * across).sum(axis=1)
+        tangent = np.linalg.svd(direction[None])[2][1:]  # the two ways a direction can change
+        by_rotation = np.cross(turned, np.cross(b, direction))
+        by_direction = np.cross(turned, b) @ tangent.T
+        jacobian = weights[:, None] * np.hstack([by_rotation, by_direction])
+        normal = jacobian.T @ jacobian
+        step = np.linalg.solve(normal + 1e-12 * np.eye(5), -jacobian.T @ residuals)
+        direction = direction + step[3:] @ tangent
+        direction /= np.linalg.norm(direction)
+        rotation = cv2.Rodrigues(step[:3])[0] @ rotation
+    return np.asarray(_cross(direction) @ rotation, np.float64)
+
+
+def _cross(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The matrix that takes a vector to its cross product with this one."""
+    x, y, z = vector
+    return np.array([[0, -z, y], [z, 0, -x], [-y, x, 0.0]])
 
 
 def distances_to(
