@@ -37,7 +37,7 @@ help:  ## list these targets
 
 # make run SOURCE=film.mp4, a folder, a bag or webcam; or TOPIC=/camera/image_raw of a running robot.
 run: $(READY)  ## a camera and the keypoint node, with a live page; SOURCE=film.mp4, TOPIC=/image
-	@$(BIN)/python -m kp2d_ros.run $(if $(SOURCE),--source '$(SOURCE)') $(if $(TOPIC),--topic '$(TOPIC)') $(ARGS)
+	@$(BIN)/python -m kp2d_ros.demo.run $(if $(SOURCE),--source '$(SOURCE)') $(if $(TOPIC),--topic '$(TOPIC)') $(ARGS)
 
 test: $(READY)  ## run every test
 	$(BIN)/python -m pytest -q $(ARGS)

@@ -10,29 +10,25 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
-from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
 from rclpy.task import Future
-from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import Header
 from std_srvs.srv import SetBool, Trigger
 
-from kp2d_core.camera import Camera, camera_from_info, names_rectified
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode_compressed
 from kp2d_core.images import read_image
 from kp2d_ros import diagnostics, parameters
-from kp2d_ros.images import Decoder, image_decoder
-from kp2d_ros.outputs import Outputs
+from kp2d_ros.bridge import Decoder, image_decoder
+from kp2d_ros.diagnostics import Health, Statistics
+from kp2d_ros.inputs import QUIET, Input, image_topic
+from kp2d_ros.messages import Outputs
 from kp2d_ros.pipeline import Pipeline, Result
 from kp2d_ros.process import run_node
-from kp2d_ros.statistics import Statistics
+from kp2d_ros.settings import changed
 from kp2d_ros.worker import Arrival, Worker
-
-QUIET = 5.0  # seconds between two warnings of one kind
 
 
 class KeypointNode(LifecycleNode):
@@ -44,8 +40,7 @@ class KeypointNode(LifecycleNode):
         super().__init__(name, namespace=namespace, **options)
         self.finished = Future()  # done with an exit code if it cannot start by itself
         self.statistics = Statistics()
-        self._values = parameters.declare(self)
-        self._settings = parameters.settings(self._values)
+        self._settings = parameters.declare(self)
         self.add_on_set_parameters_callback(parameters.check)
         self.add_post_set_parameters_callback(self._parameters_changed)
 
@@ -54,11 +49,9 @@ class KeypointNode(LifecycleNode):
         self._mask: Any = None
         self._outputs: Outputs | None = None
         self._worker: Worker | None = None
-        self._inputs: list[Any] = []
-        self._camera: Camera | None = None
-        self._last_image: float | None = None
-        self._last_sequence = 0
-        self._health = diagnostics.Health(topic=self.resolve_topic_name(self._image_topic()))
+        self._input: Input | None = None
+        self._enabled = True
+        self._health = Health(topic=self.resolve_topic_name(image_topic(self, self._settings)))
         self._reported: dict[str, int] = {}
 
         self._refuse_impossible_transitions()
@@ -66,27 +59,27 @@ class KeypointNode(LifecycleNode):
         self.create_service(Trigger, 'reset_tracks', self._reset_tracks)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
         steady = Clock(clock_type=ClockType.STEADY_TIME)  # sim time may stand still
-        period = float(self._values['diagnostics_period'])
+        period = self._settings.diagnostics_period
         self._report_timer = self.create_timer(period, self._report, clock=steady)
-        if not self._values['managed']:
+        if not self._settings.managed:
             self._start_timer = self.create_timer(0.0, self._start, clock=steady)
 
     # Lifecycle
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        values = self._values
+        settings = self._settings
         try:
             self._detector = KeypointDetector.load(
-                str(values['model']),
-                runtime=str(values['runtime']),
-                precision=str(values['precision']),
-                threads=int(values['threads']) or None,
+                settings.model,
+                runtime=settings.runtime,
+                precision=settings.precision,
+                threads=settings.threads or None,
             )
         except Exception as error:  # a runtime may fail in ways of its own
             self.get_logger().error(f'cannot load the model: {error}')
             return TransitionCallbackReturn.FAILURE
         try:
-            self._mask = read_image(str(values['mask'])).max(axis=2) if values['mask'] else None
+            self._mask = read_image(settings.mask).max(axis=2) if settings.mask else None
         except FileError as error:
             self._detector = None
             self.get_logger().error(f'cannot load the mask: {error}')
@@ -104,7 +97,7 @@ class KeypointNode(LifecycleNode):
         assert self._pipeline is not None and self._outputs is not None
         result = super().on_activate(state)
         decode: Decoder = decode_compressed
-        if self._values['image_transport'] == 'raw':
+        if self._settings.image_transport == 'raw':
             decode, how = image_decoder()
             self.get_logger().info(how, once=True)
         self._worker = Worker(
@@ -118,7 +111,9 @@ class KeypointNode(LifecycleNode):
         )
         self._health.resets = self._worker.pipeline.resets
         try:
-            self._subscribe()
+            self._input = Input(
+                self, self._settings, statistics=self.statistics, arrived=self._frame_arrived
+            )
         except Exception as error:  # rclpy would swallow it
             self._stop()
             self.get_logger().error(f'cannot subscribe: {error}')
@@ -178,9 +173,9 @@ class KeypointNode(LifecycleNode):
 
     def _stop(self) -> None:
         self._health.active = False
-        for subscription in self._inputs:
-            self.destroy_subscription(subscription)
-        self._inputs = []
+        if self._input is not None:
+            self._input.close()
+        self._input = None
         if self._worker is not None:
             # When the process ends, nobody will see the frame in work.
             self._worker.stop(timeout=60.0 if self.context.ok() else 0.4)
@@ -189,84 +184,23 @@ class KeypointNode(LifecycleNode):
     def _free(self) -> None:
         if self._outputs is not None:
             self._outputs.destroy()
-        self._outputs = self._detector = self._pipeline = self._mask = self._camera = None
+        self._outputs = self._detector = self._pipeline = self._mask = None
         self._health.model = self._health.runtime = ''
 
-    # In
-
-    def _image_topic(self) -> str:
-        """To subscribe to; image/compressed goes with image unless it is remapped itself."""
-        compressed = 'image/compressed'
-        if self._values['image_transport'] == 'raw':
-            return 'image'
-        unmapped = self.resolve_topic_name(compressed, only_expand=True)
-        if self.resolve_topic_name(compressed) != unmapped:
-            return compressed
-        return f'{self.resolve_topic_name("image")}/compressed'
-
-    def _rectified(self) -> bool:
-        asked = self._values['image_geometry']
-        return asked == 'rectified' or (asked == 'auto' and names_rectified(self._health.topic))
-
-    def _subscribe(self) -> None:
-        callback: Any = self._image_arrived  # rclpy's types know of no second argument
-        reliable = self._values['reliability'] == 'reliable'
-        qos = QoSProfile(
-            depth=1,
-            reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
-        )
-        kind = Image if self._values['image_transport'] == 'raw' else CompressedImage
-        events = SubscriptionEventCallbacks(incompatible_qos=self._incompatible)
-        self._last_sequence, self._last_image = 0, None
-        topic = self._image_topic()
-        self._inputs.append(
-            self.create_subscription(kind, topic, callback, qos, event_callbacks=events)
-        )
-        self._inputs.append(
-            self.create_subscription(
-                CameraInfo, 'camera_info', self._camera_info_arrived,
-                QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT),
-            )
-        )  # fmt: skip
-
-    def _image_arrived(self, message: Any, info: dict[str, int]) -> None:
-        self._last_image = time.monotonic()
-        self._health.incompatible = ''
-        self.statistics.count('received')
-        self._count_lost(info.get('publication_sequence_number') or 0)
+    def _frame_arrived(self, arrival: Arrival) -> None:
         wanted = self._outputs is not None and self._outputs.wanted()
-        if self._worker is not None and self._health.enabled and wanted:
-            self._worker.submit(Arrival(message, self._last_image, self._camera))
+        if self._worker is not None and self._enabled and wanted:
+            self._worker.submit(arrival)
         else:
             self.statistics.count('skipped')
-
-    def _count_lost(self, sequence: int) -> None:
-        """Gaps in the publisher's numbering; of two publishers they cannot be told apart."""
-        if not self._inputs or self._inputs[0].get_publisher_count() != 1:
-            self._last_sequence = 0
-            return
-        missing = sequence - self._last_sequence - 1
-        if self._last_sequence and missing > 0:
-            self.statistics.count('lost', missing)
-        self._last_sequence = sequence
-
-    def _camera_info_arrived(self, message: CameraInfo) -> None:
-        try:
-            self._camera = camera_from_info(message, self._rectified())
-            self._health.bad_camera_info = ''
-        except ValueError as error:
-            self._camera = None
-            self._health.bad_camera_info = str(error)
-            self.get_logger().warning(str(error), throttle_duration_sec=QUIET)
-
-    def _incompatible(self, event: Any) -> None:
-        self._health.incompatible = qos_policy_name_from_kind(event.last_policy_kind)
 
     # Out
 
     def _publish(self, result: Result, header: Header) -> None:
         if self._outputs is not None:
-            self._outputs.publish(result, header, self._values, self.statistics)
+            self._outputs.publish(
+                result, header, self._settings, lambda: self.statistics.summary().rate
+            )
             self._check_calibration(result)
 
     def _check_calibration(self, result: Result) -> None:
@@ -296,12 +230,16 @@ class KeypointNode(LifecycleNode):
 
     def _report(self) -> None:
         health = self._health
-        now = time.monotonic()
-        health.since_image = None if self._last_image is None else now - self._last_image
+        health.enabled = self._enabled
         health.wanted = self._outputs is not None and self._outputs.wanted()
-        health.publishers = self._inputs[0].get_publisher_count() if self._inputs else 0
-        if not self.count_publishers(health.topic):
-            health.incompatible = ''
+        if (camera := self._input) is not None:
+            if not self.count_publishers(health.topic):
+                camera.incompatible = ''
+            last = camera.last_image
+            health.since_image = None if last is None else time.monotonic() - last
+            health.publishers = camera.publishers()
+            health.incompatible = camera.incompatible
+            health.bad_camera_info = camera.bad_camera_info
         name = self.get_fully_qualified_name().lstrip('/')
         message = DiagnosticArray()
         message.header.stamp = self.get_clock().now().to_msg()
@@ -314,11 +252,10 @@ class KeypointNode(LifecycleNode):
 
     def _parameters_changed(self, changes: Sequence[Any]) -> None:
         known = {change.name: change.value for change in changes}
-        self._values = {name: known.get(name, value) for name, value in self._values.items()}
-        self._settings = parameters.settings(self._values)
+        self._settings = changed(self._settings, known)
 
     def _enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
-        self._health.enabled = request.data
+        self._enabled = request.data
         response.success = True
         response.message = 'enabled' if request.data else 'disabled'
         return response

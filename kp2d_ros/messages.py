@@ -1,27 +1,29 @@
-"""Keypoints and matches as sensor_msgs/PointCloud2, to and from numpy without copies.
+"""What the keypoint node publishes: keypoints and matches as clouds, and to whom.
 
-A cloud is read as a structured array over its own bytes, and written by filling such an array:
-its bytes are the message's. docs/messages.md has the layout byte by byte.
+docs/messages.md has the layout byte by byte.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sensor_msgs.msg import PointCloud2, PointField
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from std_msgs.msg import Header
 
 from kp2d_core.features import Features, Float
 from kp2d_core.tracking import Tracks
+from kp2d_ros.clouds import bytes_of, new_cloud, read_points
+from kp2d_ros.overlay import Overlay, to_jpeg
+from kp2d_ros.pipeline import Result
+from kp2d_ros.settings import DESCRIPTOR_FORMATS, Settings
 
-Points = NDArray[np.void]  # structured: one row a point, one name a field
+__all__ = ['keypoints_from_cloud', 'keypoints_to_cloud', 'matches_to_cloud', 'read_points']
 
-DESCRIPTOR_FORMATS = ('float32', 'int8', 'none')
 NO_TRACK = 2**32 - 1  # track_id while tracking is off
 INT8_SCALE = 127  # int8 descriptor = round(127 * component)
 
@@ -35,13 +37,15 @@ MATCH_DTYPE = np.dtype([
     ('inlier', '<u4'),  # 1 if it agrees with the estimated geometry
 ])  # fmt: skip
 
-_NUMPY_OF = {
-    PointField.INT8: 'i1', PointField.UINT8: 'u1',
-    PointField.INT16: 'i2', PointField.UINT16: 'u2',
-    PointField.INT32: 'i4', PointField.UINT32: 'u4',
-    PointField.FLOAT32: 'f4', PointField.FLOAT64: 'f8',
-}  # fmt: skip
-_FIELD_OF = {kind: code for code, kind in _NUMPY_OF.items()}
+# Reliable meets subscribers of both kinds; a short queue lets a slow one miss frames, not lag.
+QOS = QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE)
+
+TOPICS: dict[str, type] = {
+    'keypoints': PointCloud2,
+    'matches': PointCloud2,
+    'debug_image': Image,
+    'debug_image/compressed': CompressedImage,
+}
 
 
 def keypoint_dtype(
@@ -64,68 +68,6 @@ def keypoint_dtype(
             ('descriptor', '<f4' if descriptor_format == 'float32' else 'i1', (descriptor_size,))
         )
     return np.dtype(fields)
-
-
-def new_cloud(header: Header, dtype: np.dtype[Any], count: int) -> tuple[PointCloud2, Points]:
-    """A cloud of `count` zero points and the array to fill, which shares its memory."""
-    data = array('B', [0]) * (count * dtype.itemsize)
-    cloud = PointCloud2()
-    cloud.header = header
-    cloud.height = 1
-    cloud.width = count
-    cloud.fields = point_fields(dtype)
-    cloud.is_bigendian = False
-    cloud.point_step = dtype.itemsize
-    cloud.row_step = count * dtype.itemsize
-    cloud.is_dense = True
-    cloud.data = data
-    return cloud, np.frombuffer(cloud.data, dtype)  # some releases keep a copy
-
-
-def point_fields(dtype: np.dtype[Any]) -> list[PointField]:
-    """The PointField of every field of a structured type; a sub-array is one with a count."""
-    assert dtype.fields is not None
-    result = []
-    for name, (kind, offset, *_) in dtype.fields.items():
-        base, shape = kind.subdtype if kind.subdtype is not None else (kind, (1,))
-        result.append(
-            PointField(
-                name=name, offset=offset, datatype=_FIELD_OF[base.str[1:]], count=int(shape[0])
-            )
-        )
-    return result
-
-
-def read_points(cloud: Any) -> Points:
-    """Any PointCloud2 as a structured array over its own data, (width,) or (height, width).
-
-    ValueError if its fields, steps and data do not fit each other.
-    """
-    order = '>' if cloud.is_bigendian else '<'
-    names, formats, offsets = [], [], []
-    for field in cloud.fields:
-        if field.datatype not in _NUMPY_OF or field.count < 1:
-            raise ValueError(
-                f"field '{field.name}' has datatype {field.datatype} and count {field.count}"
-            )
-        names.append(field.name)
-        kind = order + _NUMPY_OF[field.datatype]
-        formats.append(kind if field.count == 1 else (kind, (field.count,)))
-        offsets.append(field.offset)
-    dtype = np.dtype(
-        {'names': names, 'formats': formats, 'offsets': offsets, 'itemsize': cloud.point_step}
-    )
-    data = np.frombuffer(cloud.data, np.uint8)
-    fits = cloud.width * cloud.point_step <= cloud.row_step
-    if not fits or len(data) < cloud.height * cloud.row_step:
-        raise ValueError(
-            f'the cloud has {len(data)} bytes, not {cloud.height} rows of {cloud.width} points '
-            f'of {cloud.point_step} bytes'
-        )
-    points: Points = np.ndarray(
-        (cloud.height, cloud.width), dtype, data, 0, (cloud.row_step, cloud.point_step)
-    )
-    return points[0] if cloud.height == 1 else points
 
 
 def keypoints_to_cloud(
@@ -211,11 +153,68 @@ def matches_to_cloud(
     return cloud
 
 
-def bytes_of(values: NDArray[Any] | bytes) -> array[int]:
-    """What a message's uint8[] takes fastest. A numpy array costs it 1000 times as much."""
-    data = array('B')
-    data.frombytes(values if isinstance(values, bytes) else np.ascontiguousarray(values).data)
-    return data
+class Outputs:
+    """Lifecycle publishers under relative names."""
 
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self._publishers = {
+            topic: node.create_lifecycle_publisher(kind, topic, QOS)
+            for topic, kind in TOPICS.items()
+        }
+        self._overlay = Overlay()
 
-assert sys.byteorder == 'little', 'clouds are written in place, on little-endian machines only'
+    def wanted(self, *topics: str) -> bool:
+        """Whether anybody subscribes to one of the topics; without names, to any."""
+        return any(
+            self._publishers[topic].get_subscription_count() > 0 for topic in topics or TOPICS
+        )
+
+    def publish(
+        self, result: Result, header: Header, settings: Settings, rate: Callable[[], float]
+    ) -> None:
+        """Keypoints first: whoever estimates motion waits for them."""
+        if self.wanted('keypoints'):
+            self._publishers['keypoints'].publish(
+                keypoints_to_cloud(
+                    header,
+                    result.features,
+                    result.tracks,
+                    descriptor_format=settings.descriptor_format,
+                    bearings=result.bearings,
+                )
+            )
+        if result.tracks is not None and result.previous is not None and self.wanted('matches'):
+            self._publishers['matches'].publish(
+                matches_to_cloud(
+                    header,
+                    result.previous.features,
+                    result.features,
+                    result.tracks,
+                    result.previous.frame.stamp,
+                )
+            )
+        if self.wanted('debug_image', 'debug_image/compressed'):
+            self._publish_overlay(result, header, settings, rate())
+
+    def _publish_overlay(
+        self, result: Result, header: Header, settings: Settings, rate: float
+    ) -> None:
+        tracked = int((result.tracks.ages > 0).sum()) if result.tracks is not None else 0
+        caption = f'{rate:.1f} Hz  {len(result.features)} keypoints  {tracked} tracked'
+        canvas = self._overlay.draw(result, caption, settings.overlay_tail)
+        height, width = canvas.shape[:2]
+        if self.wanted('debug_image'):
+            image = Image(
+                header=header, height=height, width=width, encoding='rgb8', step=3 * width
+            )
+            image.data = bytes_of(canvas)
+            self._publishers['debug_image'].publish(image)
+        if self.wanted('debug_image/compressed'):
+            image = CompressedImage(header=header, format='rgb8; jpeg compressed bgr8')
+            image.data = bytes_of(to_jpeg(canvas, settings.jpeg_quality))
+            self._publishers['debug_image/compressed'].publish(image)
+
+    def destroy(self) -> None:
+        for publisher in self._publishers.values():
+            self._node.destroy_lifecycle_publisher(publisher)

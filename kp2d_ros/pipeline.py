@@ -13,26 +13,7 @@ from kp2d_core.detector import KeypointDetector
 from kp2d_core.features import Features, Float
 from kp2d_core.images import Image, size_of
 from kp2d_core.tracking import Tracker, Tracks
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What may change between two frames. Zero stands for 'no limit' or 'off'."""
-
-    max_keypoints: int = 1000
-    score_threshold: float = 0.0
-    nms_radius: float = 0.0
-    working_size: int = 0  # the longer side; 0: as the image is
-    scales: tuple[float, ...] = (1.0,)  # times that size; frames in a row differ little in scale
-    track: bool = True
-    match_ratio: float = 0.0
-    match_distance: float = 0.0
-    search_radius: float = 0.0
-    verification: str = 'auto'  # essential with a calibrated camera, fundamental without
-    verification_threshold: float = 2.0
-    max_missed: int = 2
-    max_gap: float = 2.0  # seconds between two frames that may still be one sequence
-    bearings: bool = False
+from kp2d_ros.settings import Settings
 
 
 @dataclass(frozen=True)

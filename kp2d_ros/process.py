@@ -37,7 +37,7 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
         return 2
     if signals:  # it came before rclpy listened
         rclpy.utilities.try_shutdown()
-    node, code = None, 0
+    node, executor, code = None, None, 0
     threading.Thread(target=lambda: _leave_after_shutdown(lambda: code), daemon=True).start()
     try:
         node = make_node()
@@ -58,6 +58,8 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
             code = 1
             raise
     finally:
+        if executor is not None:
+            executor.shutdown(0)
         if node is not None:
             node.destroy_node()
         rclpy.utilities.try_shutdown()

@@ -25,7 +25,7 @@ from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from sensor_msgs.msg import Image  # noqa: E402
 
-from kp2d_ros.messages import bytes_of  # noqa: E402
+from kp2d_ros.clouds import bytes_of  # noqa: E402
 
 PATIENCE = 60.0  # seconds; never reached on a machine that is merely busy
 

@@ -16,8 +16,8 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from kp2d_core.camera import Info, Region, read_calibration, read_out
 from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode
-from kp2d_ros.moving_view import MovingView, default_photograph, drawn_photograph
-from kp2d_ros.sources import Bag, Damage, open_source
+from kp2d_ros.camera.moving_view import MovingView, default_photograph, drawn_photograph
+from kp2d_ros.camera.sources import Bag, Damage, open_source
 
 SIZE = (160, 120)
 
@@ -230,7 +230,7 @@ def test_calibration_files(tmp_path):
 
 def camera(log: Path, domain: int, **values: object) -> Process:
     given = [part for name, value in values.items() for part in ('-p', f'{name}:={value}')]
-    return Process(log, '-m', 'kp2d_ros.camera_node', '--ros-args', *given, domain=domain)
+    return Process(log, '-m', 'kp2d_ros.camera.camera_node', '--ros-args', *given, domain=domain)
 
 
 def test_node_publishes_a_folder_in_order(tmp_path, folder, pictures):

@@ -11,8 +11,8 @@ pytest.importorskip('sensor_msgs')
 from sensor_msgs.msg import CompressedImage, Image
 
 from kp2d_core.image_messages import ENCODINGS, decode, decode_compressed
-from kp2d_ros.images import bridge_decoder, image_decoder
-from kp2d_ros.messages import bytes_of
+from kp2d_ros.bridge import bridge_decoder, image_decoder
+from kp2d_ros.clouds import bytes_of
 
 BAYER = {'rggb': ((0, 1), (1, 2)), 'bggr': ((2, 1), (1, 0)),
          'gbrg': ((1, 2), (0, 1)), 'grbg': ((1, 0), (2, 1))}  # fmt: skip

@@ -10,6 +10,8 @@ import pytest
 from conftest import ROOT
 from models import write_responsive_model
 
+from kp2d_ros.startup import NODES
+
 FILE = ROOT / 'launch' / 'keypoints.launch.py'
 DOCUMENTED = (
     'image', 'camera_info', 'namespace', 'params_file', 'image_transport', 'model', 'runtime',
@@ -41,7 +43,7 @@ def test_it_compiles_and_declares_what_is_documented():
 
 def test_its_arguments_are_parameters_of_the_node():
     pytest.importorskip('rclpy')
-    from kp2d_ros.parameters import BY_NAME
+    from kp2d_ros.settings import TABLE
 
     tree = ast.parse(FILE.read_text())
     table = next(
@@ -52,7 +54,7 @@ def test_its_arguments_are_parameters_of_the_node():
         name, kind, _ = row.elts
         if name.value == 'use_sim_time':  # every node has it
             continue
-        assert type(BY_NAME[name.value].default).__name__ == kind.id
+        assert type(TABLE[name.value].default).__name__ == kind.id
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def prefix(tmp_path) -> Path:
     for node in ('keypoint_node', 'camera_node'):
         script = libraries / node
         script.write_text(
-            f'#!{sys.executable}\nimport sys\nfrom kp2d_ros.{node} import main\nsys.exit(main())\n'
+            f'#!{sys.executable}\nimport sys\nfrom {NODES[node]} import main\nsys.exit(main())\n'
         )
         script.chmod(0o755)
     return prefix
@@ -151,12 +153,14 @@ def test_configurations_parse():
     import yaml
 
     pytest.importorskip('rclpy')
-    from kp2d_ros.parameters import PARAMETERS
+    from kp2d_ros.parameters import ros_value
+    from kp2d_ros.settings import TABLE
 
     config = ROOT / 'config'
     values = yaml.safe_load((config / 'keypoints.yaml').read_text())['/**']['ros__parameters']
-    assert values == {p.name: p.default for p in PARAMETERS}
-    assert all(type(values[p.name]) is type(p.default) for p in PARAMETERS)
+    expected = {name: ros_value(entry.default) for name, entry in TABLE.items()}
+    assert values == expected
+    assert all(type(values[name]) is type(value) for name, value in expected.items())
     names = '{http://www.eprosima.com/XMLSchemas/fastRTPS_Profiles}'
     profile = ElementTree.parse(config / 'fastdds.xml').getroot()
     sizes = [int(node.text) for node in profile.iter(f'{names}segment_size')]

@@ -22,7 +22,7 @@ pytest.importorskip('rclpy')
 from robot import PATIENCE, Process, Robot, image_message, new_domain
 from sensor_msgs.msg import Image
 
-from kp2d_ros.live_page import LivePage
+from kp2d_ros.demo.live_page import LivePage
 from kp2d_ros.overlay import to_jpeg
 
 
@@ -124,7 +124,7 @@ def test_run_from_start_to_interrupt(tmp_path):
     model = write_responsive_model(tmp_path)
     out = tmp_path / 'out'
     with Process(
-        tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(out), '--model', str(model),
+        tmp_path / 'log', '-m', 'kp2d_ros.demo.run', '--out', str(out), '--model', str(model),
         '--runtime', 'torch', '--size', '160x120', '--rate', '10', '--no-browser',
         domain=new_domain(),
     ) as run:  # fmt: skip
@@ -166,7 +166,8 @@ def test_run_with_the_camera_of_a_robot_until_the_terminal_is_closed(tmp_path, p
     picture = cv2.resize(photographs['coffee'], (160, 120))
     try:
         with Process(
-            tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(tmp_path / 'out'), '--no-browser',
+            tmp_path / 'log', '-m', 'kp2d_ros.demo.run', '--out', str(tmp_path / 'out'),
+            '--no-browser',
             '--model', str(write_responsive_model(tmp_path)), '--runtime', 'torch',
             '--topic', '/front/image_raw', domain=domain,
         ) as run:  # fmt: skip
@@ -193,7 +194,8 @@ def test_run_with_the_camera_of_a_robot_until_the_terminal_is_closed(tmp_path, p
 
 def test_run_says_why_it_cannot(tmp_path):
     with Process(
-        tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(tmp_path), '--source', '/nowhere',
+        tmp_path / 'log', '-m', 'kp2d_ros.demo.run', '--out', str(tmp_path),
+        '--source', '/nowhere',
         '--model', str(tmp_path / 'absent'), '--no-browser', domain=new_domain(),
     ) as run:  # fmt: skip
         assert run.process.wait(60) == 1
@@ -203,7 +205,8 @@ def test_run_says_why_it_cannot(tmp_path):
 def test_run_names_a_port_in_use(tmp_path, page):
     port = page.address.split(':')[2].strip('/')
     with Process(
-        tmp_path / 'log', '-m', 'kp2d_ros.run', '--out', str(tmp_path / 'out'), '--port', port,
+        tmp_path / 'log', '-m', 'kp2d_ros.demo.run', '--out', str(tmp_path / 'out'),
+        '--port', port,
         '--no-browser', domain=new_domain(),
     ) as run:  # fmt: skip
         assert run.process.wait(60) == 2
@@ -213,7 +216,7 @@ def test_run_names_a_port_in_use(tmp_path, page):
 
 def test_run_has_help():
     done = subprocess.run(
-        [sys.executable, '-m', 'kp2d_ros.run', '--help'], capture_output=True, text=True,
+        [sys.executable, '-m', 'kp2d_ros.demo.run', '--help'], capture_output=True, text=True,
         timeout=60, env={**os.environ, 'COLUMNS': '100'},
     )  # fmt: skip
     assert done.returncode == 0

@@ -18,16 +18,14 @@ from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import Header
 
+from kp2d_ros.clouds import bytes_of, new_cloud, read_points
 from kp2d_ros.messages import (
     MATCH_DTYPE,
     NO_TRACK,
-    bytes_of,
     keypoint_dtype,
     keypoints_from_cloud,
     keypoints_to_cloud,
     matches_to_cloud,
-    new_cloud,
-    read_points,
 )
 
 

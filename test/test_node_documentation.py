@@ -8,7 +8,8 @@ from conftest import ROOT
 pytest.importorskip('rclpy')
 
 from kp2d_core.image_messages import ENCODINGS
-from kp2d_ros import camera_node, messages, outputs, parameters
+from kp2d_ros import messages, parameters
+from kp2d_ros.camera import camera_node
 
 NODE = (ROOT / 'docs' / 'node.md').read_text()
 MESSAGES = (ROOT / 'docs' / 'messages.md').read_text()
@@ -20,7 +21,7 @@ def test_parameters():
 
 def test_topics_and_encodings():
     section = NODE.split('## Topics')[1].split('\n## ')[0]
-    for topic in outputs.TOPICS:
+    for topic in messages.TOPICS:
         assert f'`{topic}`' in section
     for encoding in ENCODINGS:
         name = re.sub(r'^bayer_.*', 'bayer_', encoding).removesuffix('16') or encoding
@@ -29,7 +30,7 @@ def test_topics_and_encodings():
 
 def test_camera_parameters():
     section = NODE.split('## The camera node')[1].split('\n## ')[0]
-    source = (ROOT / 'kp2d_ros' / 'camera_node.py').read_text()
+    source = (ROOT / 'kp2d_ros' / 'camera' / 'camera_node.py').read_text()
     for name in re.findall(r"_declare\(\s*'(\w+)'", source):
         assert f'`{name}`' in section, name
     assert all(encoding in section for encoding in camera_node.ENCODINGS)

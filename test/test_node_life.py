@@ -119,7 +119,7 @@ def test_it_ends_soon_in_every_state(robot, domain, tmp_path, picture, when, how
 
 def test_killed_and_restarted_while_the_camera_runs(robot, domain, model, tmp_path):
     with Process(
-        tmp_path / 'camera', '-m', 'kp2d_ros.camera_node', '--ros-args', '-p', 'rate:=20.0',
+        tmp_path / 'camera', '-m', 'kp2d_ros.camera.camera_node', '--ros-args', '-p', 'rate:=20.0',
         '-p', 'width:=160', '-p', 'height:=120', domain=domain,
     ) as camera:  # fmt: skip
         camera.wait_for('on /camera/image')

@@ -20,12 +20,11 @@ from std_msgs.msg import Header
 
 from kp2d_core import KeypointDetector
 from kp2d_ros import diagnostics
-from kp2d_ros.diagnostics import ERROR, OK, WARN, Health
-from kp2d_ros.mailbox import Mailbox
-from kp2d_ros.pipeline import Pipeline, Settings
-from kp2d_ros.share import shared_file
-from kp2d_ros.statistics import Sample, Statistics, Summary
-from kp2d_ros.worker import Arrival, Worker
+from kp2d_ros.diagnostics import ERROR, OK, WARN, Health, Sample, Statistics, Summary
+from kp2d_ros.pipeline import Pipeline
+from kp2d_ros.settings import Settings
+from kp2d_ros.startup import shared_file
+from kp2d_ros.worker import Arrival, Mailbox, Worker
 
 
 def test_mailbox_keeps_the_newest():

@@ -18,8 +18,9 @@ from std_srvs.srv import SetBool, Trigger
 
 from kp2d_core import KeypointDetector
 from kp2d_core.tracking import Tracker
-from kp2d_ros import parameters
 from kp2d_ros.messages import keypoints_from_cloud, read_points
+from kp2d_ros.parameters import ros_value
+from kp2d_ros.settings import TABLE
 
 DOMAIN = new_domain()
 NODE = '/kp2d/keypoint_node'
@@ -66,8 +67,10 @@ def clock(robot, node):
     """Stamps that go on, and parameters that are reset after the test."""
     robot.call(Trigger, '/kp2d/reset_tracks', Trigger.Request())
     yield iter(np.arange(time.time(), time.time() + 1e4, 0.1))
-    changed = [p for p in parameters.PARAMETERS if not p.read_only and p.name != 'max_keypoints']
-    answer = set_parameters(robot, **{p.name: p.default for p in changed}, max_keypoints=150)
+    changed = [p for p in TABLE.values() if p.limits.live and p.name != 'max_keypoints']
+    answer = set_parameters(
+        robot, **{p.name: ros_value(p.default) for p in changed}, max_keypoints=150
+    )
     assert all(result.successful for result in answer)
 
 
@@ -250,16 +253,16 @@ def test_bad_parameters_are_refused_with_a_reason(robot, images, keypoints, phot
 
 def test_parameters_are_described(robot, node):
     listed = robot.call(ListParameters, f'{NODE}/list_parameters', ListParameters.Request())
-    names = [p.name for p in parameters.PARAMETERS]
+    names = [p.name for p in TABLE.values()]
     assert set(names) <= set(listed.result.names)
     described = robot.call(
         DescribeParameters, f'{NODE}/describe_parameters', DescribeParameters.Request(names=names)
     )
-    for parameter, descriptor in zip(parameters.PARAMETERS, described.descriptors, strict=True):
-        assert descriptor.description == parameter.description
-        assert descriptor.read_only == parameter.read_only
+    for parameter, descriptor in zip(TABLE.values(), described.descriptors, strict=True):
+        assert descriptor.description == parameter.limits.description
+        assert descriptor.read_only != parameter.limits.live
         has_range = bool(descriptor.integer_range or descriptor.floating_point_range)
-        assert has_range == (parameter.range is not None)
+        assert has_range == (parameter.limits.range is not None)
     values = robot.call(
         GetParameters, f'{NODE}/get_parameters', GetParameters.Request(names=['max_keypoints'])
     )

@@ -17,6 +17,7 @@ import pytest
 
 from kp2d_core.cli import COMMANDS
 from kp2d_core.version import __version__
+from kp2d_ros.startup import NODES
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -30,8 +31,7 @@ def run(*command: str | Path, **options) -> str:
 
 def executables() -> dict[str, list[str]]:
     """Package -> names that `ros2 run` must know."""
-    nodes = sorted(path.stem for path in (ROOT / 'kp2d_ros').glob('*_node.py'))
-    return {'kp2d_core': sorted(COMMANDS), 'kp2d_ros': nodes}
+    return {'kp2d_core': sorted(COMMANDS), 'kp2d_ros': sorted(NODES)}
 
 
 @dataclass

@@ -8,9 +8,10 @@ from models import write_responsive_model
 
 from kp2d_core import KeypointDetector
 from kp2d_core.camera import Camera, Info, camera_from_info, pinhole_info, uncalibrated_info
-from kp2d_ros.moving_view import drawn_photograph
+from kp2d_ros.camera.moving_view import drawn_photograph
 from kp2d_ros.overlay import Overlay, to_jpeg
-from kp2d_ros.pipeline import Frame, Pipeline, Result, Settings
+from kp2d_ros.pipeline import Frame, Pipeline, Result
+from kp2d_ros.settings import Settings
 
 SIZE = (160, 120)
 SETTINGS = Settings(max_keypoints=150)

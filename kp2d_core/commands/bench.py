@@ -10,7 +10,7 @@ from kp2d_core.commands.arguments import HelpFormatter
 SUBJECTS = {
     'runtimes': ('kp2d_core.benchmarks.runtimes', "the runtimes beside the authors' way"),
     'train': ('kp2d_core.benchmarks.training', 'a training step'),
-    'node': ('kp2d_ros.benchmark', 'the ROS node'),
+    'node': ('kp2d_ros.benchmark.node', 'the ROS node'),
 }
 
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from kp2d_ros.share import shared_file
+from kp2d_ros.startup import shared_file
 
 BOUNDARY = 'kp2d-frame'
 PATIENCE = 1.0  # seconds that a stream waits for a frame before it looks whether to end

@@ -24,10 +24,10 @@ from rclpy.parameter import Parameter
 from sensor_msgs.msg import Image, PointCloud2
 from std_msgs.msg import Header
 
-from kp2d_ros.camera_node import image_message
-from kp2d_ros.children import start_node
+from kp2d_ros.camera.camera_node import image_message
+from kp2d_ros.camera.moving_view import MovingView, default_photograph
 from kp2d_ros.diagnostics import STATUS_SUFFIX
-from kp2d_ros.moving_view import MovingView, default_photograph
+from kp2d_ros.startup import start_node
 
 SIZE = (640, 480)
 PATIENCE = 120.0  # seconds

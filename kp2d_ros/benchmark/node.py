@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from kp2d_core.commands.arguments import positive
 from kp2d_core.files import atomic_write
-from kp2d_ros.share import use_fastdds_profile
-from kp2d_ros.statistics import WINDOW
+from kp2d_ros.diagnostics import WINDOW
+from kp2d_ros.startup import use_fastdds_profile
 
 if TYPE_CHECKING:
-    from kp2d_ros.benchmark_rig import Rig
+    from kp2d_ros.benchmark.rig import Rig
 
 PARTS = ('overhead', 'overload', 'soak', 'shutdown')
 OVERHEAD = 8.0  # ms, at most
@@ -69,7 +69,7 @@ def rig(args: argparse.Namespace, folder: Path, model: str | None = None, **othe
     from kp2d_core.architecture import VARIANTS
     from kp2d_core.benchmarks.models import random_checkpoint
     from kp2d_core.checkpoint import save_checkpoint, shipped_models
-    from kp2d_ros.benchmark_rig import Rig
+    from kp2d_ros.benchmark.rig import Rig
 
     name = model or args.model
     if name in VARIANTS and name not in shipped_models():

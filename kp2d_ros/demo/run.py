@@ -17,16 +17,15 @@ from typing import Any
 from kp2d_core.commands.arguments import HelpFormatter, positive, size
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
-from kp2d_ros.children import start_node
-from kp2d_ros.live_page import LivePage
-from kp2d_ros.share import use_fastdds_profile
+from kp2d_ros.demo.live_page import LivePage
+from kp2d_ros.startup import start_node, use_fastdds_profile
 
 END = 1.5  # seconds that a child may take to end
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
-        prog='python -m kp2d_ros.run',
+        prog='python -m kp2d_ros.demo.run',
         description='Run a camera and the keypoint node, and watch them.',
         formatter_class=HelpFormatter,
     )
@@ -140,7 +139,7 @@ def watch(
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.signals import SignalHandlerOptions
 
-    from kp2d_ros.monitor import Monitor
+    from kp2d_ros.demo.monitor import Monitor
 
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     monitor = Monitor()

@@ -15,7 +15,7 @@ from kp2d_core.bags import decode_image, image_connections, is_bag, open_bag
 from kp2d_core.camera import names_rectified, rectified
 from kp2d_core.errors import FileError
 from kp2d_core.images import IMAGE_SUFFIXES, Size, find_images, read_image
-from kp2d_ros.moving_view import MovingView, Picture, default_photograph
+from kp2d_ros.camera.moving_view import MovingView, Picture, default_photograph
 
 FASTEST = 240.0  # Hz that are believed of a recording
 TIMED = 100  # images whose times give the rate of a bag: all may be many gigabytes

@@ -20,11 +20,11 @@ from std_msgs.msg import Header
 
 from kp2d_core.camera import read_calibration, read_out, scaled, uncalibrated_info
 from kp2d_core.images import Image, Size, resize, size_of
-from kp2d_ros.messages import bytes_of
-from kp2d_ros.moving_view import Picture
+from kp2d_ros.camera.moving_view import Picture
+from kp2d_ros.camera.sources import Damage, open_source
+from kp2d_ros.clouds import bytes_of
 from kp2d_ros.overlay import to_jpeg
 from kp2d_ros.process import run_node
-from kp2d_ros.sources import Damage, open_source
 
 DEFAULT_RATE = 30.0
 ENCODINGS = ('rgb8', 'bgr8', 'mono8')

@@ -1,0 +1,1 @@
+"""`make run`: a camera, the node, their figures on a live page."""

@@ -1,0 +1,180 @@
+"""Every setting of the keypoint node: its default, its limits and what it does, in one place.
+
+Without ROS: parameters.py makes ROS parameters of them, the pipeline takes them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
+
+from kp2d_core.detector import MOST_SCALES, SCALE_RANGE, check_scales
+from kp2d_core.images import MINIMUM_SIDE
+from kp2d_core.verification import METHODS
+
+DESCRIPTOR_FORMATS = ('float32', 'int8', 'none')
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What `ros2 param describe` shows of a setting, and what its values may be."""
+
+    description: str
+    range: tuple[float, float] | None = None
+    choices: tuple[str, ...] = ()
+    live: bool = True  # takes effect with the next frame; else fixed when the node starts
+    smallest: int = 0  # of the values above 0, which stands for 'off'
+    values: str = ''  # in words, where neither range nor choices tell
+    verify: Callable[[Any], object] | None = None  # raises a ValueError that says what is wrong
+
+    def check(self, name: str, value: Any) -> str | None:
+        """What is wrong with a value of the right type; None if nothing is."""
+        if self.choices and value not in self.choices:
+            return f"{name} must be one of {', '.join(self.choices)}, got '{value}'"
+        if isinstance(value, int) and 0 < value < self.smallest:
+            return f'{name} must be 0 or at least {self.smallest}, got {value}'
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'{name} must be a finite number, got {value}'
+        if self.verify is not None:
+            try:
+                self.verify(value)
+            except ValueError as error:
+                return str(error)
+        return None
+
+
+def setting(default: Any, description: str, **limits: Any) -> Any:
+    return field(default=default, metadata={'limits': Limits(description, **limits)})
+
+
+def fixed(default: Any, description: str, **limits: Any) -> Any:
+    return setting(default, description, live=False, **limits)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of them. A frame is processed with one Settings from its beginning to its end."""
+
+    # The model.
+    model: str = fixed(
+        'auto',
+        'A shipped model, a .safetensors file or an exported model; auto: v4 where TensorRT runs '
+        'on a GPU, else small.',
+    )
+    runtime: str = fixed('auto', 'What runs the model; `kp2d info` lists what this machine has.')
+    precision: str = fixed(
+        'auto', 'Of the computation, where the runtime can; auto: fp32, or what an exported model '
+        'has.', choices=('auto', 'fp32', 'fp16', 'int8'),
+    )  # fmt: skip
+    threads: int = fixed(0, 'CPU threads of the runtime; 0: it decides.', range=(0, 256))
+    # The input.
+    image_transport: str = fixed(
+        'raw', 'Subscribe to image (raw) or image/compressed.', choices=('raw', 'compressed')
+    )
+    image_geometry: str = fixed(
+        'auto', 'Whether images are raw, as K and D of camera_info describe, or rectified, as P '
+        'describes; auto: rectified if the topic is named like image_rect.',
+        choices=('auto', 'raw', 'rectified'),
+    )  # fmt: skip
+    reliability: str = fixed(
+        'auto', 'QoS of the image subscription; auto: best effort, which meets both kinds of '
+        'publishers.', choices=('auto', 'best_effort', 'reliable'),
+    )  # fmt: skip
+    mask: str = fixed(
+        '', 'An image file of the size of the frames; keypoints are kept where it is not 0.'
+    )
+    managed: bool = fixed(False, 'Wait for lifecycle transitions instead of starting by itself.')
+    diagnostics_period: float = fixed(
+        1.0, 'Seconds between two messages on /diagnostics.', range=(0.1, 60.0)
+    )
+    # Detection.
+    max_keypoints: int = setting(
+        1000, 'Keep at most this many keypoints, those with the highest scores.',
+        range=(1, 100_000),
+    )  # fmt: skip
+    score_threshold: float = setting(
+        0.0, 'Keep keypoints with a score above this.', range=(0.0, 1.0)
+    )
+    nms_radius: float = setting(
+        0.0, 'Keep only the best keypoint within this radius, in pixels; 0: off.',
+        range=(0.0, 200.0),
+    )  # fmt: skip
+    working_size: int = setting(
+        0, 'Resize images to this many pixels along the longer side before detection; 0: do not '
+        'resize.', range=(0, 8192), smallest=MINIMUM_SIDE,
+    )  # fmt: skip
+    scales: tuple[float, ...] = setting(
+        (1.0,), 'Detect at each of these multiples of that size and keep the best keypoints of '
+        'all: [1.0, 0.5] helps where distances change, [2.0, 1.0] is more exact. Write decimal '
+        'points. One scale is fastest, and enough from frame to frame.', verify=check_scales,
+        values=f'1 to {MOST_SCALES} different numbers, {SCALE_RANGE[0]} to {SCALE_RANGE[1]}',
+    )  # fmt: skip
+    descriptor_format: str = setting(
+        'float32', 'Type of the descriptors in the keypoints message.', choices=DESCRIPTOR_FORMATS
+    )
+    bearings: bool = setting(
+        False, 'Add bearing_x, bearing_y to the keypoints: rectified coordinates, from '
+        'camera_info; NaN without it.',
+    )  # fmt: skip
+    # Matching and tracking.
+    track: bool = setting(True, 'Match each frame with the previous one and follow tracks.')
+    match_ratio: float = setting(
+        0.0, 'Keep a match if its distance is below this fraction of the second nearest; 0: off.',
+        range=(0.0, 1.0),
+    )  # fmt: skip
+    match_distance: float = setting(
+        0.0, 'Keep a match up to this descriptor distance; 0: off.', range=(0.0, 2.0)
+    )
+    search_radius: float = setting(
+        0.0, 'Search for a match within this many pixels of the previous position; 0: everywhere.',
+        range=(0.0, 10_000.0),
+    )  # fmt: skip
+    verification: str = setting(
+        'auto', 'Geometry that matches must agree with; auto: essential with a calibrated '
+        'camera_info, else fundamental.', choices=('auto', *METHODS),
+    )  # fmt: skip
+    verification_threshold: float = setting(
+        2.0, 'How far a match may be off that geometry, in pixels (of the image centre, with a '
+        'calibrated camera).', range=(0.01, 100.0),
+    )  # fmt: skip
+    max_missed: int = setting(
+        2, 'End a track when it is missed in more than this many frames in a row. A track that '
+        'was seen only once ends when it is first missed.', range=(0, 100),
+    )  # fmt: skip
+    max_gap: float = setting(
+        2.0, 'Restart all tracks after a gap of this many seconds between two frames.',
+        range=(0.001, 3600.0),
+    )  # fmt: skip
+    # The overlay.
+    overlay_tail: int = setting(
+        10, 'Draw each track through this many past frames.', range=(0, 100)
+    )
+    jpeg_quality: int = setting(80, 'Quality of debug_image/compressed.', range=(1, 100))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table of settings."""
+
+    name: str
+    default: Any
+    limits: Limits
+
+
+def entries() -> Iterator[Entry]:
+    for each in fields(Settings):
+        assert each.default is not MISSING
+        yield Entry(each.name, each.default, each.metadata['limits'])
+
+
+TABLE = {entry.name: entry for entry in entries()}
+
+
+def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """With these values; names that are no settings are passed over."""
+    known = {name: value for name, value in values.items() if name in TABLE}
+    if 'scales' in known:
+        known['scales'] = tuple(known['scales'])
+    return replace(settings, **known)

@@ -1,0 +1,75 @@
+"""Before a node starts: which nodes there are, and the environment that their processes need.
+
+Imports neither ROS nor NumPy, both of which read their environment when they are imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from kp2d_core.errors import FileError
+
+# `ros2 run kp2d_ros NAME` -> its module
+NODES = {
+    'camera_node': 'kp2d_ros.camera.camera_node',
+    'keypoint_node': 'kp2d_ros.keypoint_node',
+}
+
+# Matching is a product of small matrices: two threads take two thirds of the time of one, and
+# more gain nothing. But by default they go on spinning for milliseconds, on the cores that the
+# next frame's inference needs, which then takes twice as long. Here, for 2^14 clock cycles.
+# (threadpoolctl limits the threads, but not how long they spin.)
+BLAS = {
+    'OPENBLAS_NUM_THREADS': str(min(2, os.cpu_count() or 1)),
+    'OPENBLAS_THREAD_TIMEOUT': '14',
+}
+
+
+def set_blas_threads() -> None:
+    """Unless the environment says otherwise; before NumPy is imported."""
+    for name, value in BLAS.items():
+        os.environ.setdefault(name, value)
+
+
+def use_fastdds_profile() -> None:
+    """In this process and its children, unless the environment names another."""
+    profile = str(shared_file('config/fastdds.xml'))
+    for name in ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE'):
+        os.environ.setdefault(name, profile)  # until Jazzy, since Kilted
+
+
+def shared_file(name: str) -> Path:
+    """'config/fastdds.xml' -> its path, in the source tree or where it was installed."""
+    places = [Path(__file__).parents[1], Path(sys.prefix) / 'share' / 'kp2d_ros']
+    try:
+        from ament_index_python.packages import get_package_share_directory
+
+        places.insert(1, Path(get_package_share_directory('kp2d_ros')))
+    except (ImportError, LookupError, OSError):  # no ROS, not installed, no AMENT_PREFIX_PATH
+        pass
+    for place in places:
+        if (place / name).is_file():
+            return place / name
+    raise FileError(f'{name} is not installed in any of {", ".join(map(str, places))}')
+
+
+def start_node(
+    name: str, log: IO[bytes], parameters: dict[str, Any], *arguments: str, **environment: str
+) -> subprocess.Popen[bytes]:
+    """A node in a process that Ctrl-C does not reach: it is told to end."""
+    # JSON is YAML, and keeps the string '0' a string.
+    given = [f'{key}:={json.dumps(value)}' for key, value in parameters.items()]
+    options = [part for value in given for part in ('-p', value)]
+    return subprocess.Popen(
+        [sys.executable, '-m', NODES[name], '--ros-args', *options, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**BLAS, **os.environ, **environment},
+    )
