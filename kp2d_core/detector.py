@@ -9,14 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.architecture import CELL
+from kp2d_core.checks import number, shown, whole
 from kp2d_core.features import Features, in_order_of_score, join_features, select
 from kp2d_core.images import (
     MINIMUM_SIDE,
+    MOST_RUN,
     Image,
     Placement,
     Size,
     check_image,
     check_mask,
+    check_pixels,
     prepare,
     resolve_size,
     size_of,
@@ -27,7 +30,8 @@ from kp2d_core.runtimes import Runtime, open_runtime
 DEFAULT_SCALES = (1.0, 0.5)
 MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
 SCALE_RANGE = (0.1, 4.0)
-LARGEST_SIDE = 8192  # pixels that an image is enlarged to: beyond it memory runs out
+MOST_KEYPOINTS = 2000  # of an image, unless another number is asked for
+MOST_RADIUS = 256  # pixels
 
 
 class KeypointDetector:
@@ -64,7 +68,7 @@ class KeypointDetector:
         *,
         working_size: Size | int | None = None,
         scales: Sequence[float] | None = None,
-        max_keypoints: int | None = None,
+        max_keypoints: int | None = MOST_KEYPOINTS,
         score_threshold: float = 0.0,
         nms_radius: float = 0.0,
         mask: Image | NDArray[np.bool_] | None = None,
@@ -82,10 +86,10 @@ class KeypointDetector:
         check_image(image)
         if mask is not None:
             mask = check_mask(mask, size_of(image))
-        if max_keypoints is not None and max_keypoints < 1:
-            raise ValueError(f'max_keypoints must be 1 or more, got {max_keypoints}')
-        if not nms_radius >= 0:
-            raise ValueError(f'nms_radius must be 0 or more, got {nms_radius}')
+        if max_keypoints is not None:
+            max_keypoints = whole(max_keypoints, 'max_keypoints', least=1)
+        score_threshold = number(score_threshold, 'score_threshold')
+        nms_radius = number(nms_radius, 'nms_radius', least=0, most=MOST_RADIUS)
 
         # Mask and suppression drop points after the network ranked them: ask for all then.
         limit = max_keypoints if mask is None and nms_radius == 0 else None
@@ -141,15 +145,13 @@ def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
     """All different and in range, as floats; ValueError if not."""
     low, high = SCALE_RANGE
     try:
-        values = tuple(float(scale) for scale in scales)
+        values = tuple(number(scale, 'a scale', least=low, most=high) for scale in scales)
     except (TypeError, ValueError):
         values = ()
-    different = len(set(values)) == len(values)
-    in_range = all(low <= value <= high for value in values)
-    if not (different and in_range and 1 <= len(values) <= MOST_SCALES):
+    if not 1 <= len(values) <= MOST_SCALES or len(set(values)) < len(values):
         raise ValueError(
             f'scales must be 1 to {MOST_SCALES} different numbers from {low} to {high}, '
-            f'got {list(scales) if values else scales!r}'
+            f'got {shown(scales)}'
         )
     return values
 
@@ -161,13 +163,11 @@ def scaled_sizes(size: Size, scales: Sequence[float] | None) -> list[Size]:
     """
     chosen = DEFAULT_SCALES if scales is None else check_scales(scales)
     sizes = [(round(size[0] * scale), round(size[1] * scale)) for scale in chosen]
-    if scales is None:
-        return [each for each in sizes if min(each) >= MINIMUM_SIDE]
-    for scale, (width, height) in zip(chosen, sizes, strict=True):
-        enlarged_too_far = scale > 1 and max(width, height) > LARGEST_SIDE
-        if min(width, height) < MINIMUM_SIDE or enlarged_too_far:
+    for scale, each in zip(chosen, sizes, strict=True):
+        if scales is not None and min(each) < MINIMUM_SIDE:
             raise ValueError(
-                f'at scale {scale:g} the network would run at {width}x{height}: sides must be '
-                f'{MINIMUM_SIDE} to {LARGEST_SIDE} pixels'
+                f'at scale {scale:g} the network would run at {each[0]}x{each[1]}: sides must be '
+                f'{MINIMUM_SIDE} pixels or more'
             )
-    return list(dict.fromkeys(sizes))
+        check_pixels(each, MOST_RUN, f'at scale {scale:g} the network would run at')
+    return [each for each in dict.fromkeys(sizes) if min(each) >= MINIMUM_SIDE]

@@ -12,7 +12,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from kp2d_core.images import Image
+from kp2d_core.checks import shown
+from kp2d_core.images import MOST_READ, Image, check_pixels, decode_image
 
 MAXIMUM_BYTES = 1 << 30  # a frame that claims more is damaged
 
@@ -61,10 +62,11 @@ def decode(message: Any) -> Image:
     width, height, encoding = message.width, message.height, message.encoding
     if width < 1 or height < 1:
         raise ValueError(f'the image is empty: {width}x{height}')
+    check_pixels((width, height), MOST_READ, 'the image has')
     if encoding in _PLANAR:
         return _decode_planar(message, _PLANAR[encoding])
     if encoding not in PACKED:
-        raise ValueError(f"the encoding '{encoding}' is not one of {', '.join(ENCODINGS)}")
+        raise ValueError(f'the encoding {shown(encoding)} is not one of {", ".join(ENCODINGS)}')
     channels, depth, conversion = PACKED[encoding]
     pixels: NDArray[Any] = rows_of(message, height, width * channels * depth)
     if depth == 2:
@@ -114,18 +116,8 @@ def _native(rows: Image, big_endian: bool) -> NDArray[np.uint16]:
 
 def decode_compressed(message: Any) -> Image:
     """The pixels of a sensor_msgs/CompressedImage (JPEG, PNG, ...), RGB, or gray if stored so."""
-    data = np.frombuffer(message.data, np.uint8)
     if 'compressedDepth' in message.format:
         raise ValueError('a compressedDepth image holds depths, not intensities')
+    data = bytes(message.data)
     flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        image = cv2.imdecode(data, flags) if data.size else None
-    except cv2.error:
-        image = None
-    if image is None:
-        raise ValueError(
-            f"{data.size} bytes of format '{message.format}' are not an image that OpenCV can read"
-        )
-    if image.ndim == 3:
-        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    return np.asarray(image, np.uint8)
+    return decode_image(data, flags, f'a message of format {shown(message.format)}')

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.architecture import CELL
+from kp2d_core.checks import number, shown, whole
 from kp2d_core.errors import FileError
+from kp2d_core.image_headers import HeaderError, declared_size
 
 Image = NDArray[np.uint8]
 Size = tuple[int, int]  # width, height
@@ -22,6 +24,10 @@ MINIMUM_SIDE = 3 * CELL  # below it, every cell belongs to the border ring, whic
 IMAGE_SUFFIXES = frozenset(
     {'.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp'}
 )
+MEGAPIXEL = 1 << 20
+MOST_READ, MOST_RUN = 64, 16  # megapixels that are decoded, and that the network runs at
+LIMIT = 'KP2D_MAX_MEGAPIXELS'  # the environment variable that raises both
+LARGEST_FILE = 1 << 29  # bytes
 
 
 def check_image(image: Any, name: str = 'image') -> Image:
@@ -60,20 +66,59 @@ def size_of(image: Image) -> Size:
     return image.shape[1], image.shape[0]
 
 
+def most_pixels(megapixels: int) -> int:
+    """The limit in pixels: so many megapixels, unless the user asked for more, or for fewer."""
+    wanted = os.environ.get(LIMIT)
+    if not wanted:
+        return megapixels * MEGAPIXEL
+    try:
+        return int(number(float(wanted), LIMIT, above=0, most=2**20) * MEGAPIXEL)
+    except ValueError:
+        raise ValueError(f'{LIMIT} must be a number above 0, got {shown(wanted)}') from None
+
+
+def check_pixels(size: Size, megapixels: int, what: str) -> None:
+    """ValueError if the size has more pixels than the limit; `what` has them, or would."""
+    most = most_pixels(megapixels)
+    if size[0] * size[1] > most:
+        raise ValueError(
+            f'{what} {size[0]}x{size[1]} pixels, more than the {most / MEGAPIXEL:g} megapixels '
+            f'that {LIMIT} allows'
+        )
+
+
+def decode_image(data: bytes, flags: int, name: str) -> Image:
+    """The content of an image file as RGB, or gray if `flags` of OpenCV let it; else ValueError.
+
+    The size is checked before anything is decoded: a file of 35 bytes can claim gigabytes.
+    """
+    try:
+        check_pixels(declared_size(data), MOST_READ, f'{name} has')
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except HeaderError as error:
+        raise ValueError(f'{name} is not an image that can be read: {error}') from None
+    except cv2.error as error:
+        raise ValueError(f'{name} is not an image that can be read: {error.err}') from None
+    if image is None:
+        raise ValueError(f'{name} is not an image that can be read: it is damaged')
+    if image.ndim == 3:
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    return np.asarray(image, np.uint8)
+
+
 def read_image(path: str | Path) -> Image:
-    """An image file as RGB uint8; FileError if it is not there or not an image."""
+    """An image file as RGB uint8; FileError if it is not there, too large or not an image."""
     path = Path(path)
     try:
-        data = np.fromfile(path, dtype=np.uint8)
+        with path.open('rb') as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise FileError(f'{path} is larger than {LARGEST_FILE >> 20} MB')
+        return decode_image(data, cv2.IMREAD_COLOR, str(path))
     except OSError as error:
         raise FileError(f'cannot read {path}: {error.strerror or error}') from error
-    try:
-        image = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
-    except cv2.error as error:  # such as a header with more pixels than OpenCV takes
-        raise FileError(f'{path} is not an image that OpenCV can read: {error.err}') from error
-    if image is None:
-        raise FileError(f'{path} is not an image that OpenCV can read')
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
+    except ValueError as error:
+        raise FileError(str(error)) from error
 
 
 def find_images(paths: list[Path]) -> list[Path]:
@@ -161,14 +206,17 @@ def resize(image: Image, size: Size) -> Image:
 def resolve_size(given: Size, working_size: Size | int | None) -> Size:
     if working_size is None:
         return given
-    if isinstance(working_size, int):
-        scale = working_size / max(given)
-        working_size = (round(given[0] * scale), round(given[1] * scale))
-    if not isinstance(working_size, tuple | list) or len(working_size) != 2:
-        raise ValueError(f'working_size is (width, height) or one number, got {working_size!r}')
-    width, height = working_size
+    if isinstance(working_size, tuple | list | np.ndarray):
+        if len(working_size) != 2:
+            raise ValueError(
+                f'working_size is (width, height) or one number, got {shown(working_size)}'
+            )
+        width, height = (whole(side, 'a side of working_size') for side in working_size)
+    else:
+        scale = whole(working_size, 'working_size') / max(given)
+        width, height = round(given[0] * scale), round(given[1] * scale)
     if min(width, height) < MINIMUM_SIDE:
         raise ValueError(
             f'working size {width}x{height} is too small: at least {MINIMUM_SIDE}x{MINIMUM_SIDE}'
         )
-    return int(width), int(height)
+    return width, height

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -25,7 +26,7 @@ def image(photographs):
 
 
 def test_no_limits_gives_every_cell_with_a_score_as_the_paper_evaluates(detector, image):
-    features = detector.detect(image, scales=(1,))
+    features = detector.detect(image, scales=(1,), max_keypoints=None)
     assert len(features) == 28 * 38  # 30 x 40 cells without the border ring
     assert features.keypoints.dtype == features.scores.dtype == np.float32
     assert features.descriptors.dtype == np.float32 and features.descriptors.shape[1] == 128
@@ -155,12 +156,43 @@ def test_views_into_larger_arrays_work(detector, photographs):
             {'working_size': 64, 'scales': (1, 0.25)},
             '0.25 the network would run at 16x12',
         ),
-        ({'working_size': 4096, 'scales': (4,)}, 'would run at 16384x12288'),
+        ({'working_size': 4096, 'scales': (4,)}, 'would run at 16384x12288 pixels, more than'),
+        ({'working_size': 10000}, '10000x7500 pixels, more than the 16 megapixels'),
+        ({'working_size': (640.5, 480)}, 'working_size must be a whole number, got 640.5'),
+        ({'working_size': 10**30}, 'working_size must be at most'),
+        ({'max_keypoints': 10.0}, 'max_keypoints must be a whole number, got 10.0'),
+        ({'max_keypoints': True}, 'max_keypoints must be a whole number'),
+        ({'score_threshold': float('nan')}, 'score_threshold must be a finite number'),
+        ({'nms_radius': 1e300}, 'nms_radius must be at most 256'),
+        ({'nms_radius': '3'}, "nms_radius must be a number, got '3'"),
     ],
 )
 def test_bad_options_are_named(detector, image, options, message):
     with pytest.raises(ValueError, match=message):
         detector.detect(image, **options)
+
+
+def test_integers_of_numpy_are_integers(detector, image):
+    features = detector.detect(
+        image, working_size=np.int64(160), max_keypoints=np.int32(50), nms_radius=np.float32(2)
+    )
+    assert len(features) == 50
+    assert len(detector.detect(image, working_size=np.array([160, 120]))) > 50
+
+
+def test_an_image_that_costs_gigabytes_is_refused_or_shrunk(detector, photographs):
+    """As a flipped byte in the header of a VGA JPEG makes one: 2.7 GB and 15 s."""
+    tall = np.resize(photographs['coffee'], (32736, 640, 3))
+    with pytest.raises(ValueError, match='would run at 640x32736 pixels, more than the 16 mega'):
+        detector.detect(tall)
+    assert len(detector.detect(tall, working_size=1500)) > 50
+
+
+def test_without_a_number_the_best_2000_are_given(detector, photographs):
+    image = cv2.resize(photographs['astronaut'], (640, 640))
+    everything = detector.detect(image, max_keypoints=None)
+    assert len(everything) > 2000
+    assert np.array_equal(detector.detect(image).scores, everything.scores[:2000])
 
 
 def test_unknown_model_and_runtime(tmp_path):

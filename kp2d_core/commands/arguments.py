@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from kp2d_core.detector import KeypointDetector, check_scales
+from kp2d_core.checks import MOST, MOST_THREADS, number, whole
+from kp2d_core.detector import MOST_RADIUS, KeypointDetector, check_scales
 from kp2d_core.images import Size
 
 
@@ -24,11 +26,10 @@ def size(text: str) -> Size:
     """'320x240' -> (320, 240)."""
     try:
         width, height = (int(part) for part in text.lower().split('x'))
-        if width < 1 or height < 1:
-            raise ValueError
+        whole(width, 'width', least=1), whole(height, 'height', least=1)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is not a size: WIDTHxHEIGHT, such as 640x480"
+            f"'{text[:40]}' is not a size: WIDTHxHEIGHT, such as 640x480"
         ) from None
     return width, height
 
@@ -38,14 +39,43 @@ def scales(text: str) -> tuple[float, ...]:
     try:
         return check_scales([float(part) for part in text.split(',')])
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' cannot be used: {error}") from None
+        raise argparse.ArgumentTypeError(f"'{text[:40]}' cannot be used: {error}") from None
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f'{text} is not above 0')
-    return value
+def whole_number(least: int = 0, most: int = MOST) -> Callable[[str], int]:
+    """An argument type: a whole number in range."""
+
+    def parse(text: str) -> int:
+        try:
+            return whole(int(text) if len(text) < 40 else text, 'it', least=least, most=most)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(_one_sentence(text, error)) from None
+
+    return parse
+
+
+def real_number(
+    least: float | None = None, above: float | None = None, most: float | None = None
+) -> Callable[[str], float]:
+    """An argument type: a finite number in range."""
+
+    def parse(text: str) -> float:
+        try:
+            return number(float(text), 'it', least=least, above=above, most=most)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(_one_sentence(text, error)) from None
+
+    return parse
+
+
+def _one_sentence(text: str, error: ValueError) -> str:
+    """What is wrong with the text; where it is no number at all, Python's words say less."""
+    reason = str(error).partition(', got ')[0]
+    return f"'{text[:40]}' cannot be used: {reason if ' must be ' in reason else 'not a number'}"
+
+
+positive = whole_number(1)
+threads = whole_number(1, MOST_THREADS)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +93,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         '--precision', default='auto', help='fp32, fp16, int8, or auto: fp32, or as exported'
     )
     group.add_argument(
-        '--threads', type=positive, help='CPU threads (default: the runtime decides)'
+        '--threads', type=threads, help='CPU threads (default: the runtime decides)'
     )
 
 
@@ -74,10 +104,13 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_scales_argument(group)
     group.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
-    group.add_argument('--score-threshold', type=float, default=0.0, help='keep scores above it')
     group.add_argument(
-        '--nms-radius', type=float, default=0.0, help='keep the best within so many pixels, 0: all'
+        '--score-threshold', type=real_number(), default=0.0, help='keep scores above it'
     )
+    group.add_argument(
+        '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=0.0,
+        help='keep the best within so many pixels, 0: all',
+    )  # fmt: skip
 
 
 def add_scales_argument(group: argparse._ActionsContainer) -> None:

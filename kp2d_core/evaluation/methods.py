@@ -65,7 +65,7 @@ def open_methods(
             at = 'at ' + '+'.join(f'{scale:g}x' for scale in used)
             if scales is not None:
                 title += f' {at}'
-            extract = partial(detector.detect, scales=scales)
+            extract = partial(detector.detect, scales=scales, max_keypoints=None)
             methods.append(Method(title, f'{detector.runtime.description}, {at}', extract))
     for name in baselines:
         methods.append(Method(name, f'OpenCV {cv2.__version__}', baseline(name, top_k)))

@@ -59,7 +59,8 @@ class Validation:
     def measure(self, checkpoint: Checkpoint, device: str) -> dict[str, float]:
         """Metrics at 320x240 with 300 points, and the quality to choose by."""
         detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
-        extract = partial(detector.detect, scales=(1,))  # the network itself, and quickly
+        # The network itself, and quickly.
+        extract = partial(detector.detect, scales=(1,), max_keypoints=None)
         if self.sequences:
             evaluation = evaluate(extract, self.sequences, size=SIZE, top_k=TOP_K)
             return _summary(evaluation.mean())

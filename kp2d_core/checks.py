@@ -1,0 +1,154 @@
+"""What comes from outside, checked in one way: numbers finite and in range, JSON and YAML tame."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import os
+import reprlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kp2d_core.errors import FileError
+
+MOST = 2**31 - 1  # of a whole number, if nothing else is said: what OpenCV and the runtimes take
+LARGEST_NUMBER = 2**64  # of a whole number in a document
+MOST_THREADS = 1024
+LONGEST_TEXT = 1 << 20  # of a JSON or YAML document
+DEEPEST = 32  # lists in lists of a document
+MOST_VALUES = 100_000  # of a document; what YAML repeats by an alias counts each time
+
+
+def whole(value: Any, name: str, *, least: int = 0, most: int = MOST) -> int:
+    """The value as an int if it is a whole number in range, Python's or NumPy's."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        result = operator.index(value)
+    except TypeError:
+        raise ValueError(f'{name} must be a whole number, got {shown(value)}') from None
+    if result < least:
+        raise ValueError(f'{name} must be {least} or more, got {shown(value)}')
+    if result > most:
+        raise ValueError(f'{name} must be at most {most}, got {shown(value)}')
+    return result
+
+
+def number(
+    value: Any,
+    name: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> float:
+    """The value as a float if it is finite and in range."""
+    try:
+        if isinstance(value, bool | np.bool_ | str | bytes):
+            raise TypeError
+        result = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f'{name} must be a number, got {shown(value)}') from None
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise ValueError(f'{name} must be a finite number, got {shown(value)}')
+    if least is not None and result < least:
+        raise ValueError(f'{name} must be {least:g} or more, got {shown(value)}')
+    if above is not None and result <= above:
+        raise ValueError(f'{name} must be above {above:g}, got {shown(value)}')
+    if most is not None and result > most:
+        raise ValueError(f'{name} must be at most {most:g}, got {shown(value)}')
+    return result
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A document without infinities; ValueError for anything else, however it is broken."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f'{constant} is not a number that JSON has')
+
+    _check_length(text)
+    try:
+        return _tame(json.loads(text, parse_constant=refuse))
+    except RecursionError:
+        raise ValueError('it is nested too deep') from None
+
+
+def parse_yaml(text: str) -> Any:
+    """A document of plain values; ValueError for anything else, however it is broken."""
+    import yaml
+
+    _check_length(text)
+    try:
+        return _tame(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ValueError(f'it is not YAML: {" ".join(str(error).split())}') from error
+    except (RecursionError, OverflowError, TypeError, AttributeError) as error:
+        # A key that is a list, a date in the year 0, a nesting of thousands.
+        reason = 'it is nested too deep' if isinstance(error, RecursionError) else error
+        raise ValueError(f'it is not YAML that can be used: {reason}') from None
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a small file; FileError if there is none."""
+    path = Path(path)
+    try:
+        with path.open('rb') as file:
+            data = file.read(LONGEST_TEXT + 1)
+        if len(data) > LONGEST_TEXT:
+            raise FileError(f'{path} is too large: at most {LONGEST_TEXT} bytes are read')
+        return data.decode('utf-8')
+    except OSError as error:
+        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
+    except UnicodeDecodeError as error:
+        raise FileError(f'{path} is not a text file') from error
+
+
+def shown(value: Any) -> str:
+    """How a value is told in a sentence: never more than a line of it."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return f'a number of {value.bit_length()} bits'
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 60
+
+
+_SHORT = _Short()
+
+
+def _check_length(text: str | bytes) -> None:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f'it is too large: at most {LONGEST_TEXT} characters are read')
+
+
+def _tame(document: Any) -> Any:
+    """The document itself, unless it is larger or deeper than any of ours or holds odd numbers."""
+    left = MOST_VALUES
+    level = [document]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += [*value, *value.values()]
+            elif isinstance(value, list | tuple | set):
+                below += value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f'{value} is not a finite number')
+            elif isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+                raise ValueError(f'{shown(value)} is too large a number')
+            if len(below) > left:
+                raise ValueError(f'it holds more than {MOST_VALUES} values')
+        left -= len(below)
+        level = below
+        if not level:
+            return document
+    raise ValueError('it is nested too deep')
