@@ -87,7 +87,7 @@ class KeypointNode(LifecycleNode):
         runtime = self._detector.runtime
         self._health.model, self._health.runtime = runtime.model, runtime.description
         self._pipeline = Pipeline(self._detector, self._mask)
-        self._outputs = Outputs(self)
+        self._outputs = Outputs(self, runtime.model)
         self.get_logger().info(f'loaded {runtime.model}: {runtime.description}')
         if runtime.problem:
             self.get_logger().warning(f'a better runtime does not work: {runtime.problem}')
@@ -205,11 +205,9 @@ class KeypointNode(LifecycleNode):
 
     def _check_calibration(self, result: Result) -> None:
         camera, size = result.frame.camera, result.features.image_size
-        asked = self._settings.verification == 'essential' or self._settings.bearings
-        if camera is None and asked:
+        if camera is None and self._settings.verification == 'essential':
             self._health.uncalibrated = (
-                'no calibrated camera_info: bearings are NaN, matches are verified with the '
-                'fundamental matrix'
+                'no calibrated camera_info: matches are verified with the fundamental matrix'
             )
         elif camera is not None and camera.of(size) is None:
             self._health.uncalibrated = (

@@ -5,31 +5,44 @@ docs/messages.md has the layout byte by byte.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
-from std_msgs.msg import Header
+from std_msgs.msg import Header, String
 
 from kp2d_core.features import Features, Float
 from kp2d_core.tracking import Tracks
-from kp2d_ros.clouds import bytes_of, new_cloud, read_points
+from kp2d_ros.clouds import Points, bytes_of, new_cloud, read_points
 from kp2d_ros.overlay import Overlay, to_jpeg
 from kp2d_ros.pipeline import Result
 from kp2d_ros.settings import DESCRIPTOR_FORMATS, Settings
 
-__all__ = ['keypoints_from_cloud', 'keypoints_to_cloud', 'matches_to_cloud', 'read_points']
+LAYOUT = 2  # of what is published; docs/messages.md says what changed
 
 NO_TRACK = 2**32 - 1  # track_id while tracking is off
+NO_INDEX = 2**32 - 1  # of the only row of a cloud without matches
 INT8_SCALE = 127  # int8 descriptor = round(127 * component)
 
+KEYPOINT_FIELDS: list[tuple[Any, ...]] = [
+    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),  # 1 m along the optical axis, where its ray passes
+    ('u', '<f4'), ('v', '<f4'),  # pixels
+    ('score', '<f4'),
+    ('sigma', '<f4'),  # expected error of u and v, pixels
+    ('scale', '<f4'),  # at which it was found, 1 = the image as it is
+    ('track_id', '<u4'), ('track_age', '<u4'),
+]  # fmt: skip
+DESCRIPTOR_KINDS = {'float32': '<f4', 'float16': '<u2', 'int8': 'i1'}  # PointField has no half
+
 MATCH_DTYPE = np.dtype([
-    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),  # in this frame, pixels; z = 0
-    ('previous_x', '<f4'), ('previous_y', '<f4'),  # in the previous frame
+    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),  # as of the keypoint
+    ('u', '<f4'), ('v', '<f4'),  # in this frame, pixels
+    ('previous_u', '<f4'), ('previous_v', '<f4'),  # in the previous frame
     ('index', '<u4'), ('previous_index', '<u4'),  # rows of the two keypoint clouds
     ('distance', '<f4'),  # of the descriptors, 0 to 2
     ('track_id', '<u4'),
@@ -37,8 +50,165 @@ MATCH_DTYPE = np.dtype([
     ('inlier', '<u4'),  # 1 if it agrees with the estimated geometry
 ])  # fmt: skip
 
+
+def keypoint_dtype(descriptor_size: int, descriptor_format: str = 'float32') -> np.dtype[np.void]:
+    """One keypoint: KEYPOINT_FIELDS and, unless the format is 'none', its descriptor."""
+    if descriptor_format not in DESCRIPTOR_FORMATS:
+        raise ValueError(
+            f'descriptor_format must be one of {", ".join(DESCRIPTOR_FORMATS)}, '
+            f"got '{descriptor_format}'"
+        )
+    if descriptor_format == 'none':
+        return np.dtype(KEYPOINT_FIELDS)
+    kind = DESCRIPTOR_KINDS[descriptor_format]
+    return np.dtype([*KEYPOINT_FIELDS, ('descriptor', kind, (descriptor_size,))])
+
+
+def keypoints_to_cloud(
+    header: Header,
+    features: Features,
+    rays: Float,
+    tracks: Tracks | None = None,
+    *,
+    descriptor_format: str = 'float32',
+) -> PointCloud2:
+    """Features, the (N, 2) rays of their pixels, and their tracks if there are any."""
+    dtype = keypoint_dtype(features.descriptors.shape[1], descriptor_format)
+    cloud, points = new_cloud(header, dtype, len(features))
+    cloud.is_dense = bool(np.isfinite(rays).all())
+    points['x'], points['y'], points['z'] = rays[:, 0], rays[:, 1], 1.0
+    points['u'], points['v'] = features.keypoints.T
+    points['score'] = features.scores
+    points['sigma'] = getattr(features, 'sigma', 1.0)
+    points['scale'] = getattr(features, 'scale', 1.0)
+    points['track_id'] = NO_TRACK if tracks is None else tracks.ids % NO_TRACK
+    points['track_age'] = 0 if tracks is None else tracks.ages
+    if descriptor_format == 'float32':
+        points['descriptor'] = features.descriptors
+    elif descriptor_format == 'float16':
+        points['descriptor'] = features.descriptors.astype('<f2').view('<u2')
+    elif descriptor_format == 'int8':
+        points['descriptor'] = np.rint(features.descriptors * INT8_SCALE)
+    return cloud
+
+
+@dataclass(frozen=True)
+class Keypoints:
+    """What a keypoints cloud says, row by row."""
+
+    features: Features
+    rays: Float  # (N, 2): the ray of a keypoint is (x, y, 1) in the frame of the header
+    sigma: Float  # (N,) expected error of its position, pixels
+    scale: Float  # (N,) at which it was found
+    track_ids: NDArray[np.uint32]
+    track_ages: NDArray[np.uint32]
+
+
+def keypoints_from_cloud(cloud: Any, image_size: tuple[int, int] = (0, 0)) -> Keypoints:
+    """The inverse of `keypoints_to_cloud`; ValueError if it is no cloud of keypoints.
+
+    Descriptors have unit length; those that travel as float32 are views of the message.
+    """
+    points = read_points(cloud)
+    names = points.dtype.names or ()
+    for name, *_ in KEYPOINT_FIELDS:
+        if name not in names:
+            raise ValueError(f"the cloud has no field '{name}': it is not one of keypoints")
+    descriptors = np.empty((len(points), 0), np.float32)
+    if 'descriptor' in names:
+        size = int(np.prod(points.dtype['descriptor'].shape))
+        descriptors = points['descriptor'].reshape(len(points), size)
+        if descriptors.dtype.kind == 'u':
+            descriptors = np.ascontiguousarray(descriptors).view(np.float16)
+        if descriptors.dtype != np.float32:
+            descriptors = descriptors.astype(np.float32)
+            lengths = np.linalg.norm(descriptors, axis=1, keepdims=True)
+            descriptors /= np.maximum(lengths, 1e-12)
+    positions = np.stack([points['u'], points['v']], axis=1)
+    return Keypoints(
+        features=Features(positions, points['score'], descriptors, image_size),
+        rays=np.stack([points['x'], points['y']], axis=1),
+        sigma=points['sigma'],
+        scale=points['scale'],
+        track_ids=points['track_id'],
+        track_ages=points['track_age'],
+    )
+
+
+def matches_to_cloud(
+    header: Header,
+    previous: Features,
+    current: Features,
+    rays: Float,
+    tracks: Tracks,
+    previous_stamp: int,
+) -> PointCloud2:
+    """Matches between the previous frame (its stamp in nanoseconds) and this one.
+
+    Without any, one row that is no match: the stamp needs a place.
+    """
+    matches = tracks.matches
+    before, now = matches.indices.T
+    cloud, points = new_cloud(header, MATCH_DTYPE, max(len(matches), 1))
+    points['previous_sec'], points['previous_nanosec'] = divmod(previous_stamp, 10**9)
+    if not len(matches):
+        points['x'] = points['y'] = points['z'] = points['distance'] = np.nan
+        points['u'] = points['v'] = points['previous_u'] = points['previous_v'] = np.nan
+        points['index'] = points['previous_index'] = NO_INDEX
+        points['track_id'] = NO_TRACK
+        cloud.is_dense = False
+        return cloud
+    points['x'], points['y'], points['z'] = rays[now, 0], rays[now, 1], 1.0
+    points['u'], points['v'] = current.keypoints[now].T
+    points['previous_u'], points['previous_v'] = previous.keypoints[before].T
+    points['index'], points['previous_index'] = now, before
+    points['distance'] = matches.distances
+    points['track_id'] = tracks.ids[now] % NO_TRACK
+    points['inlier'] = matches.inliers
+    cloud.is_dense = bool(np.isfinite(points['x']).all())
+    return cloud
+
+
+@dataclass(frozen=True)
+class MatchedPoints:
+    """What a matches cloud says."""
+
+    points: Points  # of MATCH_DTYPE, a row for each match
+    previous_stamp: int  # nanoseconds
+
+
+def matches_from_cloud(cloud: Any) -> MatchedPoints:
+    """ValueError if it is no cloud of matches."""
+    points = read_points(cloud)
+    if not len(points) or not set(MATCH_DTYPE.names or ()) <= set(points.dtype.names or ()):
+        raise ValueError('the cloud is not one of matches')
+    stamp = int(points['previous_sec'][0]) * 10**9 + int(points['previous_nanosec'][0])
+    return MatchedPoints(points[points['index'] != NO_INDEX], stamp)
+
+
+def description(result: Result, settings: Settings, model: str) -> String:
+    """What the clouds do not say of themselves, as JSON."""
+    width, height = result.features.image_size
+    facts = {
+        'layout': LAYOUT,
+        'model': model,
+        'descriptor_size': result.features.descriptors.shape[1],
+        'descriptor_format': settings.descriptor_format,
+        'image_width': width,
+        'image_height': height,
+        'frame_id': result.frame.frame_id,
+        'calibrated': result.calibrated,
+    }
+    return String(data=json.dumps(facts))
+
+
 # Reliable meets subscribers of both kinds; a short queue lets a slow one miss frames, not lag.
 QOS = QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE)
+LATCHED = QoSProfile(
+    depth=1,
+    reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.TRANSIENT_LOCAL,
+)
 
 TOPICS: dict[str, type] = {
     'keypoints': PointCloud2,
@@ -48,120 +218,18 @@ TOPICS: dict[str, type] = {
 }
 
 
-def keypoint_dtype(
-    descriptor_size: int, descriptor_format: str = 'float32', *, bearings: bool = False
-) -> np.dtype[np.void]:
-    """One keypoint: x, y, z, score, track_id, track_age, [bearing_x, bearing_y,] [descriptor]."""
-    if descriptor_format not in DESCRIPTOR_FORMATS:
-        raise ValueError(
-            f'descriptor_format must be one of {", ".join(DESCRIPTOR_FORMATS)}, '
-            f"got '{descriptor_format}'"
-        )
-    fields: list[tuple[Any, ...]] = [
-        ('x', '<f4'), ('y', '<f4'), ('z', '<f4'), ('score', '<f4'),
-        ('track_id', '<u4'), ('track_age', '<u4'),
-    ]  # fmt: skip
-    if bearings:
-        fields += [('bearing_x', '<f4'), ('bearing_y', '<f4')]
-    if descriptor_format != 'none':
-        fields.append(
-            ('descriptor', '<f4' if descriptor_format == 'float32' else 'i1', (descriptor_size,))
-        )
-    return np.dtype(fields)
-
-
-def keypoints_to_cloud(
-    header: Header,
-    features: Features,
-    tracks: Tracks | None = None,
-    *,
-    descriptor_format: str = 'float32',
-    bearings: Float | None = None,
-) -> PointCloud2:
-    """Features, their tracks if there are any, and (N, 2) bearings if they are wanted."""
-    dtype = keypoint_dtype(
-        features.descriptors.shape[1], descriptor_format, bearings=bearings is not None
-    )
-    cloud, points = new_cloud(header, dtype, len(features))
-    points['x'] = features.keypoints[:, 0]
-    points['y'] = features.keypoints[:, 1]
-    points['score'] = features.scores
-    points['track_id'] = NO_TRACK if tracks is None else tracks.ids % NO_TRACK
-    points['track_age'] = 0 if tracks is None else tracks.ages
-    if bearings is not None:
-        points['bearing_x'] = bearings[:, 0]
-        points['bearing_y'] = bearings[:, 1]
-        cloud.is_dense = bool(np.isfinite(bearings).all())
-    if descriptor_format == 'float32':
-        points['descriptor'] = features.descriptors
-    elif descriptor_format == 'int8':
-        points['descriptor'] = np.rint(features.descriptors * INT8_SCALE)
-    return cloud
-
-
-@dataclass(frozen=True)
-class Keypoints:
-    """What a keypoints cloud says."""
-
-    features: Features
-    track_ids: NDArray[np.uint32]
-    track_ages: NDArray[np.uint32]
-    bearings: Float | None  # (N, 2), None if the cloud has none
-
-
-def keypoints_from_cloud(cloud: Any, image_size: tuple[int, int] = (0, 0)) -> Keypoints:
-    """The inverse of `keypoints_to_cloud`. float32 descriptors are views, int8 are normalised."""
-    points = read_points(cloud)
-    names = points.dtype.names or ()
-    for name in ('x', 'y', 'score', 'track_id', 'track_age'):
-        if name not in names:
-            raise ValueError(f"the cloud has no field '{name}': it is not one of keypoints")
-    descriptors = np.empty((len(points), 0), np.float32)
-    if 'descriptor' in names:
-        size = int(np.prod(points.dtype['descriptor'].shape))
-        descriptors = points['descriptor'].reshape(len(points), size)
-        if descriptors.dtype == np.int8:
-            descriptors = descriptors.astype(np.float32)
-            lengths = np.linalg.norm(descriptors, axis=1, keepdims=True)
-            descriptors /= np.maximum(lengths, 1e-12)
-    bearings = None
-    if 'bearing_x' in names:
-        bearings = np.stack([points['bearing_x'], points['bearing_y']], axis=1)
-    positions = np.stack([points['x'], points['y']], axis=1)
-    features = Features(positions, points['score'], descriptors, image_size)
-    return Keypoints(features, points['track_id'], points['track_age'], bearings)
-
-
-def matches_to_cloud(
-    header: Header,
-    previous: Features,
-    current: Features,
-    tracks: Tracks,
-    previous_stamp: int,
-) -> PointCloud2:
-    """Matches between the previous frame (its stamp in nanoseconds) and this one."""
-    matches = tracks.matches
-    before, now = matches.indices.T
-    cloud, points = new_cloud(header, MATCH_DTYPE, len(matches))
-    points['x'], points['y'] = current.keypoints[now].T
-    points['previous_x'], points['previous_y'] = previous.keypoints[before].T
-    points['index'], points['previous_index'] = now, before
-    points['distance'] = matches.distances
-    points['track_id'] = tracks.ids[now] % NO_TRACK
-    points['previous_sec'], points['previous_nanosec'] = divmod(previous_stamp, 10**9)
-    points['inlier'] = matches.inliers
-    return cloud
-
-
 class Outputs:
     """Lifecycle publishers under relative names."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, model: str) -> None:
         self._node = node
+        self._model = model
         self._publishers = {
             topic: node.create_lifecycle_publisher(kind, topic, QOS)
             for topic, kind in TOPICS.items()
         }
+        self._info = node.create_lifecycle_publisher(String, 'info', LATCHED)
+        self._described = String()
         self._overlay = Overlay()
 
     def wanted(self, *topics: str) -> bool:
@@ -174,14 +242,18 @@ class Outputs:
         self, result: Result, header: Header, settings: Settings, rate: Callable[[], float]
     ) -> None:
         """Keypoints first: whoever estimates motion waits for them."""
+        described = description(result, settings, self._model)
+        if described != self._described:
+            self._described = described
+            self._info.publish(described)
         if self.wanted('keypoints'):
             self._publishers['keypoints'].publish(
                 keypoints_to_cloud(
                     header,
                     result.features,
+                    result.rays,
                     result.tracks,
                     descriptor_format=settings.descriptor_format,
-                    bearings=result.bearings,
                 )
             )
         if result.tracks is not None and result.previous is not None and self.wanted('matches'):
@@ -190,6 +262,7 @@ class Outputs:
                     header,
                     result.previous.features,
                     result.features,
+                    result.rays,
                     result.tracks,
                     result.previous.frame.stamp,
                 )
@@ -216,5 +289,5 @@ class Outputs:
             self._publishers['debug_image/compressed'].publish(image)
 
     def destroy(self) -> None:
-        for publisher in self._publishers.values():
+        for publisher in (*self._publishers.values(), self._info):
             self._node.destroy_lifecycle_publisher(publisher)

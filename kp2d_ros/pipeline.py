@@ -1,4 +1,4 @@
-"""From frame to result, without ROS: features, tracks, bearings, and when to begin anew."""
+"""From frame to result, without ROS: features, tracks, rays, and when tracks restart."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from kp2d_core.camera import Camera
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.features import Features, Float
-from kp2d_core.images import Image, size_of
+from kp2d_core.images import Image, Size, size_of
 from kp2d_core.tracking import Tracker, Tracks
 from kp2d_ros.settings import Settings
 
@@ -34,7 +32,8 @@ class Result:
     features: Features
     tracks: Tracks | None  # None: tracking is off
     previous: Result | None  # the frame that the matches are with, without its own previous
-    bearings: Float | None  # (N, 2), NaN where the camera is not calibrated; None: not asked for
+    rays: Float  # (N, 2): (x / z, y / z) of each keypoint; NaN where the lens has none
+    calibrated: bool  # else the rays are those of a camera with a nominal focal length
     verified_by: str  # 'essential', 'fundamental', 'homography' or 'none'
     inference_time: float  # seconds
     total_time: float
@@ -76,7 +75,10 @@ class Pipeline:
             features=features,
             tracks=tracks,
             previous=self._previous,
-            bearings=_bearings(features, camera) if settings.bearings else None,
+            rays=(camera or nominal_camera(features.image_size))
+            .rays(features.keypoints)
+            .astype('f4'),
+            calibrated=camera is not None,
             verified_by=verified_by,
             inference_time=inference_time,
             total_time=time.perf_counter() - began,
@@ -136,7 +138,8 @@ def _verification(settings: Settings, camera: Camera | None) -> tuple[str, dict[
     return method, options
 
 
-def _bearings(features: Features, camera: Camera | None) -> Float:
-    if camera is None:
-        return np.full((len(features), 2), np.nan, np.float32)
-    return camera.bearings(features.keypoints)
+def nominal_camera(size: Size) -> Camera:
+    """Of images without a calibration: a pinhole, its focal length the image's longer side."""
+    width, height = size
+    focal = float(max(size))
+    return Camera.create(size, [focal, 0, (width - 1) / 2, 0, focal, (height - 1) / 2, 0, 0, 1])

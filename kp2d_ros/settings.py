@@ -14,7 +14,7 @@ from kp2d_core.detector import MOST_SCALES, SCALE_RANGE, check_scales
 from kp2d_core.images import MINIMUM_SIDE
 from kp2d_core.verification import METHODS
 
-DESCRIPTOR_FORMATS = ('float32', 'int8', 'none')
+DESCRIPTOR_FORMATS = ('float32', 'float16', 'int8', 'none')
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,6 @@ class Settings:
     descriptor_format: str = setting(
         'float32', 'Type of the descriptors in the keypoints message.', choices=DESCRIPTOR_FORMATS
     )
-    bearings: bool = setting(
-        False, 'Add bearing_x, bearing_y to the keypoints: rectified coordinates, from '
-        'camera_info; NaN without it.',
-    )  # fmt: skip
     # Matching and tracking.
     track: bool = setting(True, 'Match each frame with the previous one and follow tracks.')
     match_ratio: float = setting(

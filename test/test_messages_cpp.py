@@ -11,9 +11,15 @@ from conftest import ROOT
 
 pytest.importorskip('sensor_msgs')
 
-from test_messages import header, some_features, some_tracks
+from test_messages import (
+    header,
+    keypoints_cloud,
+    some_features,
+    some_rays,
+    some_tracks,
+)
 
-from kp2d_ros.messages import keypoints_to_cloud, matches_to_cloud
+from kp2d_ros.messages import matches_to_cloud
 
 COMPILER = shutil.which('g++')
 
@@ -93,14 +99,14 @@ def test_example_reads_what_we_write(tmp_path):
     assert 'warning' not in built.stderr
 
     features, tracks = some_features(), some_tracks()
-    found = run(program, 'keypoints', keypoints_to_cloud(header(), features, tracks), tmp_path)
+    found = run(program, 'keypoints', keypoints_cloud(features, tracks), tmp_path)
     expected = np.column_stack([
         tracks.ids, features.keypoints, np.full(7, 16), features.descriptors[:, -1]
     ])  # fmt: skip
     np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
 
     previous = some_features(seed=1)
-    cloud = matches_to_cloud(header(), previous, features, tracks, 0)
+    cloud = matches_to_cloud(header(), previous, features, some_rays(), tracks, 0)
     found = run(program, 'matches', cloud, tmp_path)
     before, now = tracks.matches.indices[tracks.matches.inliers].T
     expected = np.column_stack([previous.keypoints[before], features.keypoints[now]])

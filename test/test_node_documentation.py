@@ -1,5 +1,6 @@
 """The documentation says what the code does."""
 
+import json
 import re
 
 import pytest
@@ -54,13 +55,21 @@ def test_bytes_of_matches():
 
 def test_bytes_of_keypoints():
     section = MESSAGES.split('## `keypoints`')[1].split('\n## ')[0]
-    fields = messages.keypoint_dtype(128, bearings=True).fields
-    written = {row[2]: row for row in rows(section)}
-    for name in ('x', 'y', 'z', 'score', 'track_id', 'track_age'):
-        kind, offset = fields[name]
-        assert written[name][:2] == [str(offset), str(kind.itemsize)]
-    assert fields['bearing_x'][1] == 24 and fields['bearing_y'][1] == 28
-    assert fields['descriptor'][1] == 32
-    assert messages.keypoint_dtype(128).fields['descriptor'][1] == 24
-    assert 1000 * messages.keypoint_dtype(128).itemsize == 536_000
-    assert 1000 * messages.keypoint_dtype(128, 'int8').itemsize == 152_000
+    kinds = {'f': 'FLOAT32', 'u': 'UINT32'}
+    fields = messages.keypoint_dtype(128).fields
+    expected = [
+        [str(fields[name][1]), str(fields[name][0].itemsize), name, kinds[fields[name][0].kind]]
+        for name, *_ in messages.KEYPOINT_FIELDS
+    ]
+    written = [row[:4] for row in rows(section)]
+    assert written[: len(expected)] == expected
+    start = fields['descriptor'][1]
+    assert [row[:2] for row in written[len(expected) :]] == [
+        [str(start), size] for size in ('4 D', '2 D', 'D')
+    ]
+
+
+def test_the_layout_has_its_number():
+    assert f'**layout {messages.LAYOUT}**' in MESSAGES
+    example = json.loads(MESSAGES.split('```json')[1].split('```')[0])
+    assert example['layout'] == messages.LAYOUT

@@ -22,8 +22,9 @@ from robot import Process, Robot, image_message, keypoint_node
 from sensor_msgs.msg import Image, PointCloud2
 from std_srvs.srv import Trigger
 
+from kp2d_ros.clouds import read_points
 from kp2d_ros.keypoint_node import KeypointNode
-from kp2d_ros.messages import keypoints_from_cloud, read_points
+from kp2d_ros.messages import keypoints_from_cloud
 from kp2d_ros.worker import THREAD_NAME
 
 NODE = '/kp2d/keypoint_node'

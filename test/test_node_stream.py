@@ -1,5 +1,6 @@
 """The keypoint node as its neighbours see it: a process of its own, images in, messages out."""
 
+import json
 import time
 
 import cv2
@@ -14,11 +15,13 @@ from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from robot import Robot, image_message, keypoint_node, new_domain
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
+from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 
 from kp2d_core import KeypointDetector
 from kp2d_core.tracking import Tracker
-from kp2d_ros.messages import keypoints_from_cloud, read_points
+from kp2d_ros.clouds import read_points
+from kp2d_ros.messages import KEYPOINT_FIELDS, LATCHED, LAYOUT, keypoints_from_cloud
 from kp2d_ros.parameters import ros_value
 from kp2d_ros.settings import TABLE
 
@@ -222,17 +225,16 @@ def test_parameters_change_what_comes_out(robot, images, keypoints, photograph, 
         for result in set_parameters(robot, max_keypoints=40, descriptor_format='int8')
     )
     cloud = answer()
-    assert cloud.width == 40 and cloud.point_step == 24 + 128
+    assert cloud.width == 40 and cloud.point_step == 40 + 128
     plain = read_points(cloud)
     set_parameters(robot, scales=[1.0, 0.5])
     scaled = read_points(answer())
     assert scaled['score'].min() > plain['score'].min()  # the best of more
-    set_parameters(robot, scales=[1.0], descriptor_format='none', bearings=True, track=False)
+    set_parameters(robot, scales=[1.0], descriptor_format='none', track=False)
     cloud = answer()
     names = [field.name for field in cloud.fields]
-    assert names == ['x', 'y', 'z', 'score', 'track_id', 'track_age', 'bearing_x', 'bearing_y']
-    assert not cloud.is_dense and (read_points(cloud)['track_id'] == 2**32 - 1).all()
-    robot.wait(lambda: answer() and 'NaN' in robot.status().message, 'a warning')
+    assert names == [name for name, *_ in KEYPOINT_FIELDS]
+    assert cloud.is_dense and (read_points(cloud)['track_id'] == 2**32 - 1).all()
     set_parameters(robot, score_threshold=1.0)
     assert answer().width == 0
 
@@ -241,7 +243,7 @@ def test_bad_parameters_are_refused_with_a_reason(robot, images, keypoints, phot
     assert 'out of range' in refused(robot, max_keypoints=0)
     assert 'out of range' in refused(robot, score_threshold=1.5)
     assert 'one of auto, none, homography' in refused(robot, verification='magic')
-    assert 'float32, int8, none' in refused(robot, descriptor_format='float64')
+    assert 'float32, float16, int8, none' in refused(robot, descriptor_format='float64')
     assert 'out of range' in refused(robot, nms_radius=float('nan'))
     assert '0 or at least 24' in refused(robot, working_size=10)
     assert '1 to 4 different numbers' in refused(robot, scales=[1.0, 9.0])
@@ -269,27 +271,46 @@ def test_parameters_are_described(robot, node):
     assert values.values[0].integer_value == 150
 
 
-def test_camera_info_gives_bearings(robot, images, keypoints, photograph, clock):
+def test_camera_info_gives_rays(robot, images, keypoints, photograph, clock):
     info = robot.publisher(CameraInfo, '/kp2d/camera_info')
     calibrated = CameraInfo(width=160, height=120, distortion_model='plumb_bob', d=[0.0] * 5)
     calibrated.k = [200.0, 0.0, 80.0, 0.0, 210.0, 60.0, 0.0, 0.0, 1.0]
-    set_parameters(robot, bearings=True)
+    told = robot.listen(String, '/kp2d/info', LATCHED)
+    subscription = robot._last_subscription
 
-    def bearings():
+    def answer():
         message = image_message(view(photograph), next(clock))
-        found = keypoints_from_cloud(robot.exchange(images, message, keypoints))
-        return found if np.isfinite(found.bearings).all() else None
+        return keypoints_from_cloud(robot.exchange(images, message, keypoints))
 
-    assert bearings() is None
+    def is_calibrated(wanted: bool):
+        found = answer()
+        return found if told and json.loads(told[-1].data)['calibrated'] == wanted else None
+
+    found = robot.wait(lambda: is_calibrated(False), 'what it says of its messages')
+    nominal = (found.features.keypoints - [79.5, 59.5]) / 160
+    np.testing.assert_allclose(found.rays, nominal, atol=1e-5)
     info.publish(calibrated)
-    found = robot.wait(bearings, 'bearings')
+    found = robot.wait(lambda: is_calibrated(True), 'a calibration')
     expected = (found.features.keypoints - [80, 60]) / [200, 210]
-    np.testing.assert_allclose(found.bearings, expected, atol=1e-5)
+    np.testing.assert_allclose(found.rays, expected, atol=1e-5)
+    facts = json.loads(told[-1].data)
+    assert facts['layout'] == LAYOUT and facts['model'].endswith('.safetensors')
+    assert (facts['image_width'], facts['image_height']) == (160, 120)
+    assert facts['descriptor_size'] == found.features.descriptors.shape[1]
+    count = len(told)
+    answer()
+    robot.spin(0.2)
+    assert len(told) == count  # once, not with every frame
     broken = CameraInfo(width=160, height=120, k=[float('nan')] * 9)
     info.publish(broken)
     robot.wait(lambda: 'holds NaN' in robot.status().message, 'a warning')
-    robot.wait(lambda: bearings() is None, 'no bearings')
+    robot.wait(lambda: is_calibrated(False), 'no calibration')
     robot.node.destroy_publisher(info)
+    late = robot.listen(String, '/kp2d/info', LATCHED)  # after all frames
+    robot.wait(lambda: late, 'what was latched')
+    assert late[-1] == told[-1]
+    robot.node.destroy_subscription(subscription)
+    robot.node.destroy_subscription(robot._last_subscription)
 
 
 def test_disabled_it_rests(robot, images, keypoints, photograph, clock):

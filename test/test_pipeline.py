@@ -196,11 +196,16 @@ def test_a_search_radius_is_in_pixels_of_the_image_whatever_the_lens(detector, v
     np.testing.assert_array_equal(result.tracks.matches.indices, expected.indices)
 
 
-def test_bearings_without_a_calibration_are_nan(detector, views):
-    wanted = replace(SETTINGS, bearings=True)
-    result = Pipeline(detector).process(frame(views[0], 0), wanted)
-    assert result.bearings.shape == (len(result.features), 2) and np.isnan(result.bearings).all()
-    assert camera_from_info(uncalibrated_info(SIZE)) is None
+def test_without_a_calibration_rays_are_nominal(detector, views):
+    result = Pipeline(detector).process(frame(views[0], 0), SETTINGS)
+    assert not result.calibrated and camera_from_info(uncalibrated_info(SIZE)) is None
+    expected = (result.features.keypoints - [79.5, 59.5]) / 160  # the longer side
+    np.testing.assert_allclose(result.rays, expected, atol=1e-6)
+    camera = Camera.create(SIZE, [[200, 0, 80], [0, 210, 60], [0, 0, 1]])
+    result = Pipeline(detector).process(frame(views[0], 0, camera=camera), SETTINGS)
+    assert result.calibrated and result.rays.dtype == np.float32
+    expected = (result.features.keypoints - [80, 60]) / [200, 210]
+    np.testing.assert_allclose(result.rays, expected, atol=1e-6)
 
 
 def test_overlay_draws_points_and_tails(detector, views):

@@ -12,7 +12,7 @@ from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, PointCloud2
 
 from kp2d_ros.diagnostics import STATUS_SUFFIX
-from kp2d_ros.messages import read_points
+from kp2d_ros.messages import matches_from_cloud
 
 WINDOW = 3.0  # seconds that figures look back
 
@@ -68,8 +68,8 @@ class Monitor(Node):
         self.frames += 1
 
     def _matched(self, cloud: PointCloud2) -> None:
-        inliers = int(read_points(cloud)['inlier'].sum())
-        self._matches.append((time.monotonic(), cloud.width, inliers))
+        points = matches_from_cloud(cloud).points
+        self._matches.append((time.monotonic(), len(points), int(points['inlier'].sum())))
 
     def _overlay(self, image: CompressedImage) -> None:
         self.jpeg = bytes(image.data)
