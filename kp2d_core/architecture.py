@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 CELL = 8  # one keypoint per CELL x CELL pixels
 LEAKY_SLOPE = 0.01  # of every LeakyReLU
 BATCH_NORM_EPSILON = 1e-5
@@ -12,6 +15,13 @@ BATCH_NORM_EPSILON = 1e-5
 # Images in [0, 1] are shifted by INPUT_MEAN and *multiplied* by INPUT_SCALE, as the authors did.
 INPUT_MEAN = 0.5
 INPUT_SCALE = 0.225
+
+
+def inner_cells(rows: int, columns: int) -> NDArray[np.bool_]:
+    """(rows, columns): all but the outermost ring of cells, which has no keypoints."""
+    inner = np.zeros((rows, columns), bool)
+    inner[1:-1, 1:-1] = True
+    return inner
 
 
 @dataclass(frozen=True)

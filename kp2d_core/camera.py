@@ -12,9 +12,9 @@ import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from kp2d_core.errors import FileError
-from kp2d_core.images import Size, resize_matrix
+from kp2d_core.geometry import Matrix, resize_matrix, scale_matrix, shift_matrix
+from kp2d_core.images import Size
 
-Matrix = NDArray[np.float64]
 Float = NDArray[np.float32]
 
 # distortion model -> how many coefficients it may have; the names are those of ROS
@@ -236,8 +236,8 @@ def read_out(info: Any) -> Info:
     """Of a whole sensor's calibration, that of the region that is read out, in binned pixels."""
     by_x, by_y = max(1, info.binning_x), max(1, info.binning_y)
     width, height = info.roi.width or info.width, info.roi.height or info.height
-    cut = np.array([[1.0, 0, -info.roi.x_offset], [0, 1, -info.roi.y_offset], [0, 0, 1]])
-    binned = resize_matrix((by_x, by_y), (1, 1))
+    cut = shift_matrix(-info.roi.x_offset, -info.roi.y_offset)
+    binned = scale_matrix(1 / by_x, 1 / by_y)
     return _moved(info, (width // by_x, height // by_y), binned @ cut)
 
 

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from kp2d_core.architecture import CELL
 from kp2d_core.checks import number, shown, whole
 from kp2d_core.errors import FileError
+from kp2d_core.geometry import Size as Size
+from kp2d_core.geometry import resize_matrix
 from kp2d_core.image_headers import HeaderError, declared_size
 
 Image = NDArray[np.uint8]
-Size = tuple[int, int]  # width, height
 
 MINIMUM_SIDE = 3 * CELL  # below it, every cell belongs to the border ring, which has no keypoints
 IMAGE_SUFFIXES = frozenset(
@@ -178,15 +179,6 @@ def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image
             cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE), np.uint8
         )
     return np.ascontiguousarray(image), Placement(given, working)
-
-
-def resize_matrix(given: Size, resized: Size) -> NDArray[np.float64]:
-    """3x3: where pixels of an image come to lie when it is resized from `given` to `resized`.
-
-    Pixel centres are at whole numbers, so that edges, not centres, keep their places.
-    """
-    x, y = resized[0] / given[0], resized[1] / given[1]
-    return np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])
 
 
 def resize(image: Image, size: Size) -> Image:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.features import Features, Float
-from kp2d_core.verification import Method, verify
+from kp2d_core.verification import Verification, verify
 
 Ints = NDArray[np.intp]
 
@@ -40,7 +40,7 @@ def match(
     max_distance: float | None = None,
     radius: float | None = None,
     predicted: Float | None = None,
-    verification: Method = 'none',
+    verification: Verification = 'none',
     threshold: float = 3.0,
     intrinsics: NDArray[np.float64] | None = None,
     undistort: Callable[[Float], Float] | None = None,

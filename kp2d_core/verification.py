@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.features import Float
+from kp2d_core.geometry import in_front, warp_points
 
-Method = Literal['none', 'homography', 'fundamental', 'essential']
-METHODS: tuple[str, ...] = get_args(Method)
+Verification = Literal['none', 'homography', 'fundamental', 'essential']
+VERIFICATIONS: tuple[str, ...] = get_args(Verification)
 # Share of pairs that did not move from which on the camera counts as at rest. Not less: a slow
 # camera moves only what is near, and those are the points that odometry needs.
 AT_REST = 0.8
@@ -46,8 +47,8 @@ def verify(
 
     `undistort` takes pixels to those of a camera without distortion, NaN where it has none.
     """
-    if method not in METHODS:
-        raise ValueError(f"verification must be one of {', '.join(METHODS)}, got '{method}'")
+    if method not in VERIFICATIONS:
+        raise ValueError(f"verification must be one of {', '.join(VERIFICATIONS)}, got '{method}'")
     if method == 'essential' and (intrinsics is None or np.shape(intrinsics) != (3, 3)):
         raise ValueError('essential verification needs intrinsics, a 3x3 camera matrix')
     if method == 'none':
@@ -200,9 +201,8 @@ def distances_to(
     """
     a, b = (np.column_stack([points, np.ones(len(points))]) for points in (first, second))
     if method == 'homography':
-        there = a @ model.T
-        with np.errstate(divide='ignore', invalid='ignore'):
-            return np.asarray(np.linalg.norm(there[:, :2] / there[:, 2:] - second, axis=1))
+        there = warp_points(first, in_front(model, first))
+        return np.asarray(np.linalg.norm(there - second, axis=1))
     scale, axes = 1.0, 2  # lines in the image
     if method == 'essential':
         camera = np.asarray(intrinsics, np.float64)

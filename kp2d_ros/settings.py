@@ -12,7 +12,7 @@ from typing import Any
 
 from kp2d_core.detector import MOST_SCALES, SCALE_RANGE, check_scales
 from kp2d_core.images import MINIMUM_SIDE
-from kp2d_core.verification import METHODS
+from kp2d_core.verification import VERIFICATIONS
 
 DESCRIPTOR_FORMATS = ('float32', 'float16', 'int8', 'none')
 
@@ -129,7 +129,7 @@ class Settings:
     )  # fmt: skip
     verification: str = setting(
         'auto', 'Geometry that matches must agree with; auto: essential with a calibrated '
-        'camera_info, else fundamental.', choices=('auto', *METHODS),
+        'camera_info, else fundamental.', choices=('auto', *VERIFICATIONS),
     )  # fmt: skip
     verification_threshold: float = setting(
         2.0, 'How far a match may be off that geometry, in pixels (of the image centre, with a '

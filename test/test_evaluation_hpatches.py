@@ -8,7 +8,7 @@ import pytest
 
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import load_sequences, rescale, select_split
-from kp2d_core.evaluation.metrics import warp
+from kp2d_core.geometry import warp_points
 
 H = '1 0 5\n0 1 -3\n0 0 1\n'
 
@@ -122,5 +122,5 @@ def test_rescaling_by_hand():
     # (45, 57), which becomes (11.25, 22.8).
     truth = np.array([[1.0, 0, 5], [0, 1, -3], [0, 0, 1]])
     scaled = rescale(truth, (100, 100), (200, 50), (50, 20))
-    assert warp(np.array([[20, 12]]), scaled)[0] == pytest.approx([11.25, 22.8])
+    assert warp_points(np.array([[20, 12]]), scaled)[0] == pytest.approx([11.25, 22.8])
     assert rescale(-truth, (100, 100), (200, 50), (50, 20)) == pytest.approx(scaled)

@@ -13,9 +13,9 @@ from kp2d_core.evaluation.metrics import (
     in_view,
     matching_score,
     mutual_matches,
-    warp,
 )
 from kp2d_core.features import Features
+from kp2d_core.geometry import warp_points
 
 SIZE = (100, 80)
 IDENTITY = np.eye(3)
@@ -46,10 +46,10 @@ NOTHING = features([], np.empty((0, 16)))
 
 def test_warp_divides_and_keeps_what_is_behind_away():
     doubling = np.diag([2.0, 2, 1])
-    assert warp(np.array([[3, 4]]), doubling).tolist() == [[6, 8]]
+    assert warp_points(np.array([[3, 4]]), doubling).tolist() == [[6, 8]]
     # Behind the camera from x = 10 on; divided all the same, (20, 10) would be at (80, 30).
     horizon = np.array([[1.0, 0, -100], [0, -1, -20], [-0.1, 0, 1]])
-    warped = warp(np.array([[120.0, 10], [20, 10], [0, 10]]), horizon)
+    warped = warp_points(np.array([[120.0, 10], [20, 10], [0, 10]]), horizon)
     assert in_view(warped, SIZE).tolist() == [False, False, False]
     assert np.isinf(warped[:2]).all() and warped[2].tolist() == [-100, -30]
 
@@ -177,7 +177,7 @@ def test_symmetric_metrics_do_not_care_which_image_is_first():
     assert 0 < there.repeatability < 1
     for truth in (turn, tilt):
         # Descriptors of the same points: some matches are right.
-        seen = Features(warp(first.keypoints, truth).astype(np.float32), first.scores,
+        seen = Features(warp_points(first.keypoints, truth).astype(np.float32), first.scores,
                         first.descriptors, SIZE)  # fmt: skip
         there = matching_score(first, seen, truth, SIZE, 40)
         assert there == matching_score(seen, first, np.linalg.inv(truth), SIZE, 40)
@@ -187,10 +187,10 @@ def test_symmetric_metrics_do_not_care_which_image_is_first():
 def test_homography_of_exact_matches():
     truth = np.array([[1.1, 0.1, -5], [0.05, 0.9, 3], [0.001, 0.002, 1]])
     points = np.random.default_rng(0).uniform((0, 0), SIZE, (50, 2))
-    fit = fit_homographies(points, warp(points, truth), truth, SIZE, 2)
+    fit = fit_homographies(points, warp_points(points, truth), truth, SIZE, 2)
     assert (fit.corner_errors < 1e-3).all()
     assert (fit.inlier_ratios == 1).all()
-    assert correct_matches(points, warp(points, truth), truth).all()
+    assert correct_matches(points, warp_points(points, truth), truth).all()
 
 
 def test_corner_error_is_the_mean_distance_of_the_corners():

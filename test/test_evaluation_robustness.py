@@ -8,8 +8,8 @@ import pytest
 from test_evaluation_shift import grid
 
 from kp2d_core.evaluation.baselines import baseline
-from kp2d_core.evaluation.metrics import warp
 from kp2d_core.evaluation.robustness import CHANGES, robustness
+from kp2d_core.geometry import warp_points
 
 SIZE = (160, 120)
 
@@ -57,7 +57,7 @@ def test_the_homography_is_true(change, photograph):
     dot[250:291, 270:311] = 200
     reference, to_reference = change.reference(dot, SIZE)
     view, to_view = change.apply(dot, change.levels[2], SIZE)
-    expected = warp(centroid(reference)[None], to_view @ np.linalg.inv(to_reference))[0]
+    expected = warp_points(centroid(reference)[None], to_view @ np.linalg.inv(to_reference))[0]
     assert centroid(view) == pytest.approx(expected, abs=0.25)
 
 

@@ -9,9 +9,9 @@ import pytest
 from kp2d_core.cli import main
 from kp2d_core.evaluation.baselines import baseline
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
-from kp2d_core.evaluation.made_sequences import make_sequences, middle_of
 from kp2d_core.evaluation.protocol import evaluate
-from kp2d_core.views.homography import warp_points
+from kp2d_core.geometry import warp_points
+from kp2d_core.views.pairs import make_sequences, middle_of
 
 SIZE = (320, 240)
 
@@ -41,7 +41,7 @@ def test_views_are_as_different_as_they_should_be(photographs):
         moved, lit = made(photographs['coffee'], seed)
         corners = np.array([[0, 0], [SIZE[0], 0], [SIZE[0], SIZE[1]], [0, SIZE[1]]], float)
         for _, homography in moved.others:
-            area = cv2.contourArea(warp_points(homography, corners).astype(np.float32))
+            area = cv2.contourArea(warp_points(corners, homography).astype(np.float32))
             zooms.append(np.sqrt(area / (SIZE[0] * SIZE[1])))
         turned = moved.others[2][1]
         turns.append(abs(np.degrees(np.arctan2(turned[1, 0], turned[0, 0]))))
@@ -54,7 +54,7 @@ def test_views_are_as_different_as_they_should_be(photographs):
 
 def test_the_reference_is_the_middle_of_the_photograph():
     view_to_photograph = middle_of((1000, 480), (320, 240))
-    edges = warp_points(view_to_photograph, np.array([[-0.5, -0.5], [319.5, 239.5]]))
+    edges = warp_points(np.array([[-0.5, -0.5], [319.5, 239.5]]), view_to_photograph)
     assert edges == pytest.approx(np.array([[179.5, -0.5], [819.5, 479.5]]))
 
 

@@ -11,10 +11,16 @@ import yaml
 
 from kp2d_core.architecture import VARIANTS
 from kp2d_core.errors import FileError
-from kp2d_core.training.config import TrainingConfig, config_from_dict, load_config, override
+from kp2d_core.training.config import (
+    TrainingConfig,
+    config_from_dict,
+    find_recipe,
+    load_config,
+    override,
+    shipped_recipes,
+)
 from kp2d_core.training.model import TrainingModel
-from kp2d_core.training.recipes import find_recipe, shipped_recipes
-from kp2d_core.training.schedule import Budget, learning_rate, make_budget
+from kp2d_core.training.optimizer import Budget, learning_rate, make_budget
 
 RECIPES = sorted((Path(__file__).parents[1] / 'config' / 'train').glob('*.yaml'))
 

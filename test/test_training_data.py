@@ -12,9 +12,13 @@ from rosbags.typesys import Stores, get_typestore
 
 from kp2d_core.bags import is_bag
 from kp2d_core.errors import FileError
-from kp2d_core.training.bag_frames import read_frames
-from kp2d_core.training.photographs import Photographs, find_photographs, split
-from kp2d_core.training.sources import find_entries
+from kp2d_core.training.photographs import (
+    Photographs,
+    find_entries,
+    find_photographs,
+    read_frames,
+    split,
+)
 from kp2d_core.views.photometric import (
     LUMA,
     PhotometricConfig,

@@ -13,7 +13,7 @@ from kp2d_core.architecture import VARIANTS, Architecture
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from kp2d_core.networks import KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise, sample_descriptors
-from kp2d_core.training.growth import grow, grows_into
+from kp2d_core.training.model import grow, grows_into
 
 
 def maps_of(checkpoint: Checkpoint, image: np.ndarray) -> Maps:

@@ -25,8 +25,8 @@ from training_runs import (
 from kp2d_core import KeypointDetector
 from kp2d_core.checkpoint import load_checkpoint
 from kp2d_core.cli import main
+from kp2d_core.training.report import Table, read_table
 from kp2d_core.training.state import read_state
-from kp2d_core.training.table import Table, read_table
 
 STEPS = '24'
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kp2d_core.architecture import Architecture
+from kp2d_core.geometry import warp_tensor
 from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.training import losses
 from kp2d_core.training.config import LossConfig, NetworkConfig, TrainingConfig
@@ -25,7 +26,7 @@ def shift(x: float, y: float) -> Tensor:
 def test_warp_divides_by_depth_and_sends_what_is_behind_far_away():
     matrix = torch.tensor([[[2.0, 0, 1], [0, 2, 0], [0, 0.5, 1]]])
     points = torch.tensor([[[3.0, 2.0], [3.0, -4.0]]])
-    warped = losses.warp(points, matrix)
+    warped = warp_tensor(points, matrix)
     assert warped[0, 0].tolist() == [3.5, 2.0]  # (7, 4) / 2
     assert (warped[0, 1] < -1000).all()  # depth -1
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from skimage import data
 
-from kp2d_core.images import resize_matrix
+from kp2d_core.geometry import resize_matrix, warp_points
 from kp2d_core.training.config import (
     OptimizerConfig,
     PairsConfig,
@@ -18,18 +18,12 @@ from kp2d_core.training.config import (
 from kp2d_core.training.pairs import (
     BatchStream,
     PairSource,
-    make_pair,
-    sample_target_view,
     value_at,
 )
 from kp2d_core.training.photographs import Photographs
-from kp2d_core.views.homography import (
-    HomographyConfig,
-    sample_source_to_target,
-    warp_points,
-)
+from kp2d_core.views.homography import HomographyConfig, sample_source_to_target
+from kp2d_core.views.pairs import make_pair, pixels_per_view_pixel, render, sample_target_view
 from kp2d_core.views.photometric import PhotometricConfig
-from kp2d_core.views.rendering import pixels_per_view_pixel, render
 
 UNCHANGED = PhotometricConfig(0.0, (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
 CROPS = PairsConfig(
@@ -42,6 +36,7 @@ CROPS = PairsConfig(
     strong=HomographyConfig(1.0, (0.8, 1.25), 180.0, 0.2, 16.0, False, stretch=1.5),
     mild_share=((0, 0.5),),
 )
+FRAMING = CROPS.view_framing()
 KINDS = {
     'paper': TrainingConfig(photometric=UNCHANGED),
     'crops': TrainingConfig(pairs=CROPS, photometric=UNCHANGED),
@@ -73,7 +68,7 @@ def misregistration(source, target, source_to_target) -> np.ndarray:
     height, width = source.shape[:2]
     x, y = np.meshgrid(np.arange(0, width, 2), np.arange(0, height, 2))
     grid = np.stack([x, y], -1).reshape(-1, 2)
-    there = warp_points(source_to_target, grid)
+    there = warp_points(grid, source_to_target)
     limits = target.shape[1] - 3, target.shape[0] - 3
     inside = ((there >= 2) & (there < limits)).all(1)
     assert inside.mean() > 0.2
@@ -92,6 +87,11 @@ def test_misregistration_is_measured_rightly(photograph):
     assert misregistration(moved, photograph, np.eye(3)) == pytest.approx([0.5, -0.25], abs=0.02)
 
 
+def pair_of(photograph, random, config, homography):
+    framing = config.pairs.view_framing()
+    return make_pair(photograph, random, framing, config.photometric, homography)
+
+
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('mild', [False, True])
 def test_the_homography_takes_source_pixels_to_the_same_pixels_of_the_target(
@@ -101,7 +101,7 @@ def test_the_homography_takes_source_pixels_to_the_same_pixels_of_the_target(
     for seed in range(8):
         random = np.random.default_rng(seed)
         pairs = KINDS[kind].pairs
-        pair = make_pair(photograph, random, KINDS[kind], pairs.mild if mild else pairs.strong)
+        pair = pair_of(photograph, random, KINDS[kind], pairs.mild if mild else pairs.strong)
         off.append(misregistration(*pair))
     assert np.abs(off).max() < 0.05
     assert np.abs(np.mean(off, axis=0)).max() < 0.02
@@ -110,12 +110,12 @@ def test_the_homography_takes_source_pixels_to_the_same_pixels_of_the_target(
 def test_the_opposite_direction_is_wrong(photograph):
     def error(source, target, matrix):
         points = np.random.default_rng(0).uniform([80, 60], [240, 180], (500, 2)).round()
-        there = np.clip(warp_points(matrix, points), 0, [318, 238])
+        there = np.clip(warp_points(points, matrix), 0, [318, 238])
         x, y = points.astype(int).T
         return np.abs(sample(target, there) - source[y, x]).mean()
 
     random = np.random.default_rng(5)
-    source, target, matrix = make_pair(
+    source, target, matrix = pair_of(
         photograph, random, KINDS['paper'], KINDS['paper'].pairs.strong
     )
     assert error(source, target, matrix) < 2
@@ -137,7 +137,7 @@ def test_paper_homographies_keep_the_source_inside_the_target():
         angles = []
         for seed in range(200):
             matrix = sample_source_to_target(np.random.default_rng(seed), (320, 240), config)
-            there = warp_points(matrix, corners)
+            there = warp_points(corners, matrix)
             assert (there > -0.01).all() and (there < [319.01, 239.01]).all()
             top = there[1] - there[0]
             angles.append(np.degrees(np.arctan2(top[1], top[0])))
@@ -149,7 +149,7 @@ def test_mild_homographies_move_no_pixel_far():
     for seed in range(50):
         matrix = sample_source_to_target(np.random.default_rng(seed), (160, 128), config)
         centre = np.array([[79.5, 63.5]])
-        assert np.abs(warp_points(matrix, centre) - centre).max() <= 8.01
+        assert np.abs(warp_points(centre, matrix) - centre).max() <= 8.01
 
 
 def test_a_share_stays_upright():
@@ -179,8 +179,8 @@ def test_pixels_per_view_pixel():
 
 
 def test_a_photograph_smaller_than_the_view_is_enlarged():
-    view = sample_target_view(np.random.default_rng(0), (50, 40), CROPS)
-    corners = warp_points(view, np.array([[0, 0], [159, 127]]))
+    view = sample_target_view(np.random.default_rng(0), (50, 40), FRAMING)
+    corners = warp_points(np.array([[0, 0], [159, 127]]), view)
     assert (corners > -0.5).all() and (corners < [49.5, 39.5]).all()
 
 
@@ -188,7 +188,7 @@ def test_an_enlarged_view_is_as_sharp_as_the_photograph_lets_it_be():
     photograph, factors = (640, 480), (1.0, 2.0, 50.0)
     coarseness = [
         pixels_per_view_pixel(
-            sample_target_view(np.random.default_rng(0), photograph, CROPS, enlarged), (160, 128)
+            sample_target_view(np.random.default_rng(0), photograph, FRAMING, enlarged), (160, 128)
         )
         for enlarged in factors
     ]
@@ -238,7 +238,7 @@ def test_what_is_seen_is_in_front_of_the_camera(photograph):
     config = TrainingConfig(pairs=replace(CROPS, swap=1.0))
     middle = np.array([79.5, 63.5, 1.0])
     for seed in range(600):
-        *_, matrix = make_pair(photograph[:64, :64], np.random.default_rng(seed), config, strong)
+        *_, matrix = pair_of(photograph[:64, :64], np.random.default_rng(seed), config, strong)
         assert (matrix @ middle)[2] == pytest.approx(1)
 
 

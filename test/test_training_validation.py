@@ -8,7 +8,7 @@ import pytest
 from models import random_checkpoint
 
 from kp2d_core.errors import FileError
-from kp2d_core.evaluation.metrics import warp
+from kp2d_core.geometry import warp_points
 from kp2d_core.training.validation import make_validation, quality
 
 METRICS = {'quality', 'repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore', 'auc3'}
@@ -36,7 +36,7 @@ def test_held_out_photographs_become_pairs_that_fit(photographs):
     for one, other in zip(validation.pairs, again.pairs, strict=True):
         np.testing.assert_array_equal(one.first, other.first)  # the same for every run
         assert one.first.shape == (240, 320, 3)
-        assert np.isfinite(warp(np.array([[160.0, 120.0]]), one.first_to_second)).all()
+        assert np.isfinite(warp_points(np.array([[160.0, 120.0]]), one.first_to_second)).all()
     figures = validation.measure(random_checkpoint('small'), 'cpu')
     assert set(figures) == METRICS | {'shift4'}
     assert all(np.isfinite(value) for value in figures.values())

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL
 from kp2d_core.networks import Maps
-from kp2d_core.networks.geometry import normalise, sample_descriptors, to_grid
+from kp2d_core.networks.geometry import inner_cells, normalise, sample_descriptors, to_grid
 from kp2d_core.training.config import LossConfig
-from kp2d_core.training.losses import inner_cells
 from kp2d_core.training.model import TrainingModel
 
 
@@ -45,7 +44,7 @@ def image_loss(source: Maps, target: Maps, matrix: Tensor, model: TrainingModel)
     warped = homogeneous[:, :2] / homogeneous[:, 2:]
     edge = warped.new_tensor([size[1] - 1, size[0] - 1])
     visible = ((warped > 0) & (warped < edge)).all(1)
-    visible &= inner_cells(rows, columns, warped.device)[0]
+    visible &= inner_cells(rows, columns, warped.device).flatten()
 
     apart = (warped[:, None] - target_points[None]).square().sum(2).add(1e-12).sqrt()
     nearest, partner = apart.min(1)
@@ -94,7 +93,7 @@ def io_loss(
 ) -> Tensor:
     config = model.config.loss
     rows, columns = source.scores.shape[-2:]
-    inner = inner_cells(rows, columns, source.scores.device)[0]
+    inner = inner_cells(rows, columns, source.scores.device).flatten()
     count = min(config.io_points, int(inner.sum()))
     chosen = []
     for maps in (source, target):

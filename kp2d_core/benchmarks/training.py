@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from kp2d_core.commands.arguments import positive
 from kp2d_core.images import Image
-from kp2d_core.training.waiting import set_waiting
+from kp2d_core.training.process import set_waiting
 
 if TYPE_CHECKING:
     from kp2d_core.training.config import TrainingConfig
@@ -53,9 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from kp2d_core.training.config import load_config
-    from kp2d_core.training.precision import computing_type
-    from kp2d_core.training.recipes import find_recipe
+    from kp2d_core.training.config import find_recipe, load_config
+    from kp2d_core.training.model import computing_type
 
     config = find_recipe(args.config)
     recipe = load_config(config)  # a mistake in it is told here, not in a child
@@ -165,9 +164,9 @@ def plain_training(settings: Settings) -> Callable[[], list[float]]:
 def our_training(settings: Settings) -> Callable[[], list[float]]:
     import torch
 
-    from kp2d_core.training.allocator import keep_freed_memory
     from kp2d_core.training.model import TrainingModel
     from kp2d_core.training.pairs import BatchStream, PairSource
+    from kp2d_core.training.process import keep_freed_memory
 
     config = load(settings, CROP, CROPS * settings.batch)
     keep_freed_memory()

@@ -13,8 +13,9 @@ from tqdm import tqdm
 from kp2d_core.commands.arguments import size
 from kp2d_core.commands.extract import output_paths
 from kp2d_core.errors import FileError
-from kp2d_core.evaluation.made_sequences import make_sequences, write_sequence
+from kp2d_core.evaluation.hpatches import write_sequence
 from kp2d_core.images import find_images, read_image, size_of
+from kp2d_core.views.pairs import make_sequences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kp2d_core.commands.arguments import positive
-from kp2d_core.training.waiting import set_waiting
+from kp2d_core.training.process import set_waiting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     set_waiting()  # before torch is imported
-    from kp2d_core.training.config import load_config, override
+    from kp2d_core.training.config import find_recipe, load_config, override
     from kp2d_core.training.loop import STATE, Run, train
-    from kp2d_core.training.recipes import find_recipe
-    from kp2d_core.training.sources import find_entries
+    from kp2d_core.training.photographs import find_entries
     from kp2d_core.training.state import read_state
 
     if args.resume:

@@ -7,13 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kp2d_core.camera import Camera
 from kp2d_core.errors import FileError
+from kp2d_core.geometry import Matrix
 from kp2d_core.images import IMAGE_SUFFIXES, read_image, size_of
 
-Matrix = NDArray[np.float64]
 FURTHEST = 0.05  # s from a frame to the poses of TUM's around it, beyond which it is left out
 
 

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.errors import FileError
+from kp2d_core.files import atomic_write
 from kp2d_core.images import IMAGE_SUFFIXES, Size
+from kp2d_core.views.pairs import ViewSequence
+from kp2d_core.visualize import write_image
 
 _HOMOGRAPHY_NAME = re.compile(r'H_1_(\d+)')
 
@@ -78,6 +81,16 @@ def rescale(
     # The sign of a homography is arbitrary: let the image's centre be in front of the camera.
     centre = np.array([size[0] / 2, size[1] / 2, 1])
     return scaled if scaled[2] @ centre > 0 else -scaled
+
+
+def write_sequence(folder: Path, sequence: ViewSequence) -> None:
+    """1.png, 2.png, ..., H_1_2, ... in a folder of the sequence's name."""
+    folder = folder / sequence.name
+    write_image(folder / '1.png', sequence.reference)
+    for number, (image, homography) in enumerate(sequence.others, 2):
+        write_image(folder / f'{number}.png', image)
+        with atomic_write(folder / f'H_1_{number}') as temporary:
+            np.savetxt(temporary, homography / homography[2, 2], '%.12g')
 
 
 def _load_sequence(folder: Path, skipped: Callable[[str], object]) -> Sequence | None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.features import Features
+from kp2d_core.geometry import warp_points
 from kp2d_core.images import Size
 
 Array = NDArray[np.float64]
@@ -39,13 +40,6 @@ class Fit(NamedTuple):
     inlier_ratios: Array  # (runs,)
 
 
-def warp(points: NDArray[Any], homography: Array) -> Array:
-    """Where the homography takes the points; infinity for those behind the camera."""
-    mapped = np.column_stack([points, np.ones(len(points))]) @ homography.T
-    in_front = mapped[:, 2:] > 0
-    return np.where(in_front, mapped[:, :2] / np.where(in_front, mapped[:, 2:], 1), np.inf)
-
-
 def inverse(homography: Array) -> Array:
     return np.asarray(np.linalg.inv(homography), np.float64)
 
@@ -59,7 +53,7 @@ def detection(
     first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
 ) -> Detection:
     """How many of the points that both see are found again within 3 px, and how closely."""
-    warped = warp(first.keypoints, first_to_second)
+    warped = warp_points(first.keypoints, first_to_second)
     expected = warped[in_view(warped, size)][:top_k]
     found = _seen_by_other(second, inverse(first_to_second), size)[:top_k].keypoints
     if not len(expected) or not len(found):
@@ -96,7 +90,7 @@ def _directed_score(
     queries: NDArray[Any], matched: NDArray[Any], back: Array, size: Size
 ) -> float:
     """Of the matches whose point lies in the query's image, the share that is at the query."""
-    returned = warp(matched, back)
+    returned = warp_points(matched, back)
     visible = np.all((returned >= 0) & (returned <= np.asarray(size) - 1), axis=1)
     correct = np.linalg.norm(returned - queries, axis=1) < CORRECT
     return float((correct & visible).sum() / max(visible.sum(), 1))
@@ -122,7 +116,7 @@ def mutual_matches(
 def correct_matches(first: Array, second: Array, first_to_second: Array) -> NDArray[np.bool_]:
     """Which matches lie within 3 px of the truth, in the second image."""
     correct: NDArray[np.bool_] = (
-        np.linalg.norm(warp(first, first_to_second) - second, axis=1) < CORRECT
+        np.linalg.norm(warp_points(first, first_to_second) - second, axis=1) < CORRECT
     )
     return correct
 
@@ -142,7 +136,7 @@ def fit_homographies(
     corners = np.array(
         [[0, 0], [0, height - 1], [width - 1, 0], [width - 1, height - 1]], np.float64
     )
-    true_corners = warp(corners, first_to_second)
+    true_corners = warp_points(corners, first_to_second)
     for run in range(runs):
         order = np.random.default_rng(run).permutation(len(first))
         estimate, inliers = cv2.findHomography(
@@ -155,7 +149,7 @@ def fit_homographies(
         )
         if estimate is None or not np.isfinite(estimate).all():
             continue
-        astray = warp(corners, np.asarray(estimate, np.float64)) - true_corners
+        astray = warp_points(corners, np.asarray(estimate, np.float64)) - true_corners
         errors[run] = np.linalg.norm(astray, axis=1).mean()
         inlier_ratios[run] = np.count_nonzero(inliers) / len(first)
     return Fit(np.where(np.isfinite(errors), errors, np.inf), inlier_ratios)
@@ -173,4 +167,4 @@ def descriptor_distances(first: Features, second: Features) -> NDArray[np.float3
 
 
 def _seen_by_other(features: Features, to_other: Array, size: Size) -> Features:
-    return features[in_view(warp(features.keypoints, to_other), size)]
+    return features[in_view(warp_points(features.keypoints, to_other), size)]

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from kp2d_core.evaluation.camera_paths import CameraPath, Matrix
+from kp2d_core.evaluation.camera_paths import CameraPath
 from kp2d_core.evaluation.metrics import area_under_curve
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.features import Features
+from kp2d_core.geometry import Matrix
 from kp2d_core.images import read_image
 from kp2d_core.matching import match
 

@@ -13,10 +13,10 @@ from tqdm import tqdm
 from kp2d_core.evaluation.metrics import detection, matching_score
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.features import in_order_of_score
+from kp2d_core.geometry import Matrix, resize_matrix, shift_matrix
 from kp2d_core.images import Image, Size, resize, size_of
 
-Matrix = NDArray[np.float64]
-View = tuple[Image, Matrix]  # with where the photograph's pixels are in it
+Seen = tuple[Image, Matrix]  # a view, with where the photograph's pixels are in it
 STEP = 4  # px by which views of another light or sharpness are moved besides: half a cell
 
 
@@ -27,8 +27,8 @@ class Change:
     name: str
     unit: str
     levels: tuple[float, ...]
-    reference: Callable[[Image, Size], View]  # the view that the others are compared with
-    apply: Callable[[Image, float, Size], View]
+    reference: Callable[[Image, Size], Seen]  # the view that the others are compared with
+    apply: Callable[[Image, float, Size], Seen]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def robustness(
     return curves
 
 
-def _rotate(photograph: Image, degrees: float, size: Size) -> View:
+def _rotate(photograph: Image, degrees: float, size: Size) -> Seen:
     """The middle of the photograph, turned; scaled so that no turn shows anything beyond it."""
     reach = int(np.ceil(np.hypot(*size)))
     given = size_of(photograph)
@@ -98,46 +98,41 @@ def _rotate(photograph: Image, degrees: float, size: Size) -> View:
     return np.asarray(turned, np.uint8), np.vstack([affine, [0, 0, 1]]).astype(np.float64)
 
 
-def _zoom(photograph: Image, factor: float, size: Size) -> View:
+def _zoom(photograph: Image, factor: float, size: Size) -> Seen:
     """The middle 1/factor of the photograph, filling the view, with the detail that it has."""
     given = np.array(size_of(photograph))
     width, height = np.maximum(np.round(given / factor), 1).astype(int)
     left, top = (given - (width, height)) // 2
     crop = np.ascontiguousarray(photograph[top : top + height, left : left + width])
-    x, y = size[0] / width, size[1] / height
-    # Pixel centres: x' = (x - left + 0.5) * scale - 0.5.
-    to_view = np.array(
-        [[x, 0, (0.5 - left) * x - 0.5], [0, y, (0.5 - top) * y - 0.5], [0, 0, 1]], np.float64
-    )
-    return resize(crop, size), to_view
+    return resize(crop, size), resize_matrix((width, height), size) @ shift_matrix(-left, -top)
 
 
-def _still(photograph: Image, size: Size) -> View:
+def _still(photograph: Image, size: Size) -> Seen:
     return _crop(photograph, 0, size)
 
 
-def _brighten(photograph: Image, factor: float, size: Size) -> View:
+def _brighten(photograph: Image, factor: float, size: Size) -> Seen:
     view, to_view = _crop(photograph, STEP, size)
     return _to_image(view * np.float32(factor)), to_view
 
 
-def _blur(photograph: Image, sigma: float, size: Size) -> View:
+def _blur(photograph: Image, sigma: float, size: Size) -> Seen:
     view, to_view = _crop(photograph, STEP, size)
     if sigma > 0:
         view = np.asarray(cv2.GaussianBlur(view, (0, 0), sigma), np.uint8)
     return view, to_view
 
 
-def _add_noise(photograph: Image, sigma: float, size: Size) -> View:
+def _add_noise(photograph: Image, sigma: float, size: Size) -> Seen:
     view, to_view = _crop(photograph, STEP, size)
     return _to_image(view + np.random.default_rng(0).normal(0, sigma, view.shape)), to_view
 
 
-def _crop(photograph: Image, start: int, size: Size) -> View:
+def _crop(photograph: Image, start: int, size: Size) -> Seen:
     """The photograph resized to a little more than the view, from `start` px on in x and y."""
     large = resize(photograph, (size[0] + STEP, size[1] + STEP))
     view = np.ascontiguousarray(large[start : start + size[1], start : start + size[0]])
-    return view, np.array([[1, 0, -start], [0, 1, -start], [0, 0, 1]], np.float64)
+    return view, shift_matrix(-start, -start)
 
 
 def _to_image(values: NDArray[np.floating]) -> Image:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from kp2d_core.evaluation.metrics import CORRECT, detection, in_view, inverse, warp
+from kp2d_core.evaluation.metrics import CORRECT, detection, in_view, inverse
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.features import Features, in_order_of_score
+from kp2d_core.geometry import shift_matrix, warp_points
 from kp2d_core.images import Image, Size
 
 SHIFTS = tuple(range(9))  # 0 to 8 px: a whole cell of the network
@@ -69,7 +70,7 @@ def _crop(image: NDArray[np.generic], start: int, size: Size) -> Image:
 
 
 def _compare(still: Features, moved: Features, shift: int, size: Size, top_k: int) -> ShiftResult:
-    truth = np.array([[1, 0, shift], [0, 1, shift], [0, 0, 1]], np.float64)
+    truth = shift_matrix(shift, shift)
     found = detection(still, moved, truth, size, top_k)
     bias = _bias(still, moved, truth, size, top_k)
     return ShiftResult(shift, found.repeatability, found.localization, *bias)
@@ -79,9 +80,9 @@ def _bias(
     still: Features, moved: Features, truth: NDArray[np.float64], size: Size, top_k: int
 ) -> tuple[float, float] | tuple[None, None]:
     """Mean of where points were found minus where they should be, over those found again."""
-    warped = warp(still.keypoints, truth)
+    warped = warp_points(still.keypoints, truth)
     expected = warped[in_view(warped, size)][:top_k]
-    back = warp(moved.keypoints, inverse(truth))
+    back = warp_points(moved.keypoints, inverse(truth))
     found = moved.keypoints[in_view(back, size)][:top_k]
     if not len(expected) or not len(found):
         return None, None

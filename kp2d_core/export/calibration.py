@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from kp2d_core.images import Image, prepare
 BINS = 2048
 CALIBRATION_SIZE = (320, 240)
 METRICS = ('repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore')
-MOST_PAIRS = 16  # made of single images
+MOST_IMAGES = 6  # of which sequences are made, six pairs each
 
 
 def calibrate(
@@ -131,22 +130,15 @@ def _metrics(detector: KeypointDetector, folder: Path, profile: Profile) -> dict
 
 
 def write_pairs(folder: Path, images: list[Image], profile: Profile) -> None:
-    """Each image, and the same seen from aside, in HPatches layout; the same at each call."""
+    """Sequences made of the images, in HPatches layout; the same at each call."""
+    from kp2d_core.evaluation.hpatches import write_sequence
+    from kp2d_core.views.pairs import make_sequences
+
     random = np.random.default_rng(0)
-    for number, image in enumerate(images[:MOST_PAIRS]):
+    for number, image in enumerate(images[:MOST_IMAGES]):
         size = (profile.width, profile.height)
-        first = np.asarray(cv2.resize(prepare(image)[0], size, interpolation=cv2.INTER_AREA))
-        corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1)]) * (np.array(size) - 1)
-        moved = corners + random.uniform(-0.12, 0.12, (4, 2)) * size
-        first_to_second = cv2.getPerspectiveTransform(
-            corners.astype(np.float32), moved.astype(np.float32)
-        )
-        second = cv2.warpPerspective(first, first_to_second, size)
-        sequence = folder / f'v_{number:03}'
-        sequence.mkdir()
-        for name, view in (('1.png', first), ('2.png', second)):
-            cv2.imwrite(str(sequence / name), cv2.cvtColor(view, cv2.COLOR_RGB2BGR))
-        np.savetxt(sequence / 'H_1_2', first_to_second)
+        for sequence in make_sequences(image, f'{number:03}', size, random):
+            write_sequence(folder, sequence)
 
 
 def format_comparison(metrics: dict[str, dict[str, float]]) -> str:

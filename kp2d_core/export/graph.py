@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from kp2d_core.architecture import CELL, INPUT_MEAN, LEAKY_SLOPE
+from kp2d_core.architecture import CELL, INPUT_MEAN, LEAKY_SLOPE, inner_cells
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.export.onnx_writer import GraphWriter, MapShape, sample_patches
 from kp2d_core.export.quantization import (
@@ -197,8 +197,7 @@ class NetworkWriter:
         w, profile = self.writer, self.profile
         rows, columns = profile.height // CELL, profile.width // CELL
         x = w.add('Sigmoid', [self.head('convDa', 'convDb', trunk)], 'score_map')
-        inner = np.zeros((1, 1, rows, columns), np.float32)
-        inner[..., 1:-1, 1:-1] = 1
+        inner = inner_cells(rows, columns)[None, None].astype(np.float32)
         x = w.add('Mul', [x, w.constant('inner_cells', inner)], 'inner_scores')
         x = w.add('Reshape', [x, w.indices('cell_list', [0, profile.cells])], 'cell_scores')
         top_k = w.indices('top_k', [profile.top_k])

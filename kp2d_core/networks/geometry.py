@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kp2d_core import architecture
 from kp2d_core.architecture import CELL, INPUT_MEAN, INPUT_SCALE
 
 
@@ -17,11 +18,9 @@ def normalise(images: Tensor) -> Tensor:
     return (images - INPUT_MEAN) * INPUT_SCALE
 
 
-def border_mask(scores: Tensor) -> Tensor:
-    """Ones but for the outermost ring of cells: (1, 1, Hc, Wc) of scores (B, 1, Hc, Wc)."""
-    mask = torch.zeros_like(scores[:1])
-    mask[..., 1:-1, 1:-1] = 1
-    return mask
+def inner_cells(rows: int, columns: int, device: torch.device) -> Tensor:
+    """(rows, columns) bool: all but the outermost ring, which has no keypoints."""
+    return torch.from_numpy(architecture.inner_cells(rows, columns)).to(device)
 
 
 def cell_centres(height: int, width: int, like: Tensor) -> Tensor:

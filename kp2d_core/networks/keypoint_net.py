@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL, LEAKY_SLOPE, Architecture
-from kp2d_core.networks.geometry import border_mask, decode_locations
+from kp2d_core.networks.geometry import decode_locations, inner_cells
 
 
 class Maps(NamedTuple):
@@ -64,7 +64,7 @@ class KeyPointNet(nn.Module):
     def score_head(self, trunk: Tensor) -> Tensor:
         x = self.dropout(activate(self.convDa(trunk)))
         scores = torch.sigmoid(self.convDb(x))
-        return scores * border_mask(scores)
+        return scores * inner_cells(scores.shape[-2], scores.shape[-1], scores.device)
 
     def location_head(self, trunk: Tensor) -> Tensor:
         x = self.dropout(activate(self.convPa(trunk)))

@@ -5,6 +5,8 @@ The defaults are the paper's. What each value means stands in config/train/*.yam
 
 from __future__ import annotations
 
+import os
+import sys
 import types
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import yaml
 from kp2d_core.architecture import CELL, Architecture
 from kp2d_core.errors import FileError
 from kp2d_core.views.homography import HomographyConfig
+from kp2d_core.views.pairs import MILD, Framing
 from kp2d_core.views.photometric import PhotometricConfig
 
 Range = tuple[float, float]
@@ -45,9 +48,7 @@ class PairsConfig:
     flip: float = 0.0
     swap: float = 0.0
     strong: HomographyConfig = field(default_factory=HomographyConfig)
-    mild: HomographyConfig = field(
-        default_factory=lambda: HomographyConfig(1.0, (0.93, 1.07), 9.0, 0.0, 8.0, False)
-    )
+    mild: HomographyConfig = MILD
     mild_share: Schedule = ((0, 0.0),)
     strength: Schedule = ((0, 1.0),)
 
@@ -61,6 +62,10 @@ class PairsConfig:
             steps = [step for step, _ in getattr(self, name)]
             if not steps or steps != sorted(set(steps)):
                 raise ValueError(f'pairs.{name} needs [step, share] points, the steps rising')
+
+    def view_framing(self) -> Framing:
+        whole = self.framing == 'whole'
+        return Framing((self.width, self.height), whole, self.short_side, self.flip, self.swap)
 
 
 @dataclass(frozen=True)
@@ -265,3 +270,31 @@ def _number(text: str) -> float | str:
 
 def _unknown(path: str, known: list[str]) -> str:
     return f"there is no setting '{path}', only {', '.join(known)}"
+
+
+def find_recipe(name_or_path: str | Path) -> Path:
+    """The file of a name such as 'small', or the path itself."""
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    known = shipped_recipes()
+    if str(name_or_path) in known:
+        return known[str(name_or_path)]
+    if path.suffix or len(path.parts) > 1:
+        raise FileError(f'there is no file {path}')
+    raise FileError(
+        f"there is no recipe '{name_or_path}': give a YAML file, or one of "
+        f'{", ".join(known) or "none"}'
+    )
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """By name: those of the source tree, or where colcon or pip installed them."""
+    prefixes = [*os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep), sys.prefix]
+    folders = [Path(__file__).parents[2] / 'config' / 'train']
+    folders += [Path(p) / 'share' / 'kp2d_ros' / 'config' / 'train' for p in prefixes if p]
+    for folder in folders:
+        found = {path.stem: path for path in sorted(folder.glob('*.yaml'))}
+        if found:
+            return found
+    return {}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
+from typing import Any
 
 import cv2
 import torch
@@ -14,18 +17,21 @@ from torch import nn
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
-from kp2d_core.training.allocator import keep_freed_memory
 from kp2d_core.training.config import PairsConfig, TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
-from kp2d_core.training.growth import grow, grows_into
-from kp2d_core.training.interruption import Interruption
-from kp2d_core.training.model import MovingAverage, TrainingModel, to_checkpoint
-from kp2d_core.training.optimizer import make_optimizers
+from kp2d_core.training.model import (
+    MovingAverage,
+    TrainingModel,
+    computing_type,
+    grow,
+    grows_into,
+    to_checkpoint,
+)
+from kp2d_core.training.optimizer import learning_rate, make_budget, make_optimizers
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Entry, Photographs, digest, split
-from kp2d_core.training.precision import computing_type
+from kp2d_core.training.process import keep_freed_memory
 from kp2d_core.training.report import Report, draw_curves
-from kp2d_core.training.schedule import learning_rate, make_budget
 from kp2d_core.training.state import Progress, read_state, restore_state, save_state
 from kp2d_core.training.validation import Validation, make_validation
 
@@ -262,3 +268,30 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f'cannot make the folder {path}: {error.strerror or error}') from error
+
+
+class Interruption:
+    """While in use, a signal is noted, not acted on; a second Ctrl-C raises KeyboardInterrupt.
+
+    >>> with Interruption() as interruption:
+    ...     while not interruption.signal:
+    ...         step()
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0  # the one that came, or 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number

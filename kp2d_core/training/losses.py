@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL
+from kp2d_core.geometry import warp_tensor
 from kp2d_core.networks import IONet, Maps
-from kp2d_core.networks.geometry import sample_descriptors, to_grid
+from kp2d_core.networks.geometry import inner_cells, sample_descriptors, to_grid
 from kp2d_core.training.config import LossConfig
 
 FAR = 1e4  # beyond every distance, in pixels or in descriptor space
@@ -39,14 +40,6 @@ def masked_mean(values: Tensor, valid: Tensor, weights: Tensor | None = None) ->
     return (total / chosen.sum(-1).clamp_min(1e-6)).mean()
 
 
-def warp(points: Tensor, matrices: Tensor) -> Tensor:
-    """Points (B, N, 2) through homographies (B, 3, 3); what is behind the camera goes far off."""
-    warped = points @ matrices[:, :, :2].transpose(1, 2) + matrices[:, None, :, 2]
-    depth = warped[..., 2:]
-    front = depth > 1e-3
-    return torch.where(front, warped[..., :2] / torch.where(front, depth, 1), -FAR)
-
-
 @dataclass(frozen=True)
 class Association:
     """Source points in the target, and the target point nearest to each."""
@@ -63,24 +56,17 @@ def associate(
 ) -> Association:
     """Pair source points (B, N, 2) with target points by position. `cells` is (rows, columns)."""
     rows, columns = cells
-    warped = warp(source, matrices)
+    warped = warp_tensor(source, matrices)
     with torch.no_grad():
         edge = warped.new_tensor([CELL * columns - 1, CELL * rows - 1])
         inside = ((warped > 0) & (warped < edge)).all(-1)
-        visible = inside & inner_cells(rows, columns, source.device)
+        visible = inside & inner_cells(rows, columns, source.device).reshape(1, -1)
         nearest = torch.cdist(warped, target, compute_mode='donot_use_mm_for_euclid_dist').argmin(
             -1
         )
     partner = target.gather(1, nearest[..., None].expand(-1, -1, 2))
     apart = distance(warped - partner)
     return Association(warped, visible, nearest, apart, visible & (apart.detach() < threshold))
-
-
-def inner_cells(rows: int, columns: int, device: torch.device) -> Tensor:
-    """(1, rows * columns) bool: all but the outermost ring."""
-    inner = torch.zeros(rows, columns, dtype=torch.bool, device=device)
-    inner[1:-1, 1:-1] = True
-    return inner.reshape(1, -1)
 
 
 def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -226,7 +212,7 @@ def io_loss(
     matched = target_points.gather(1, match[..., None].expand(-1, -1, 2))
 
     with torch.no_grad():
-        apart = distance(warp(source_points, matrices) - matched)
+        apart = distance(warp_tensor(source_points, matrices) - matched)
         inlier = apart < threshold
         label = torch.where(inlier, 1.0, -1.0)
         informative = inlier.any(-1, keepdim=True).expand_as(inlier)
@@ -245,7 +231,7 @@ def io_loss(
 def lowest_scored(maps: Maps, points: int) -> Tensor:
     """The (B, K, 2) keypoints with the lowest scores; but for the border ring, 0 by decree."""
     rows, columns = maps.scores.shape[-2:]
-    inner = inner_cells(rows, columns, maps.scores.device)
+    inner = inner_cells(rows, columns, maps.scores.device).reshape(1, -1)
     scores = maps.scores.detach().flatten(1).masked_fill(~inner, FAR)
     count = min(points, (rows - 2) * (columns - 2))
     chosen = scores.topk(count, largest=False).indices

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from kp2d_core.architecture import Architecture
 from kp2d_core.checkpoint import Checkpoint, Weights
 from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.losses import total_loss
-from kp2d_core.training.precision import computing_type
+
+SPREAD = 0.5  # standard deviation of what cancels out, as a share of that of the weights
 
 
 class TrainingModel(nn.Module):
@@ -80,3 +86,60 @@ def to_checkpoint(
     return Checkpoint(
         config.network.architecture(), to_weights(state), step=step, evaluation=evaluation
     )
+
+
+@lru_cache
+def computing_type(precision: str, device: torch.device) -> torch.dtype:
+    """Of `compute.precision`; auto is bfloat16 where the device has instructions for it."""
+    if precision != 'auto':
+        return getattr(torch, precision)
+    return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster there than float32, not merely emulated."""
+    if device.type == 'cuda':
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    # Only x86 says what it has; torch before 2.10 says nothing.
+    capabilities: dict[str, object] = getattr(torch.cpu, 'get_capabilities', dict)()
+    return any(capabilities.get(name) for name in ('avx512_bf16', 'amx_bf16'))
+
+
+def grows_into(small: Architecture, large: Architecture) -> bool:
+    """Whether it is the same network with a multiple of the channels."""
+    copies, rest = divmod(large.width, small.width)
+    return (
+        copies > 1
+        and rest == 0
+        and large.descriptor_size == copies * small.descriptor_size
+        and (large.cross_border, large.upsample) == (small.cross_border, small.upsample)
+    )
+
+
+def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights:
+    """The weights of `wanted`, which says what the checkpoint says."""
+    small = checkpoint.architecture
+    if not grows_into(small, wanted):
+        raise ValueError(f'a {small.variant} network does not grow into {wanted.variant}')
+    copies = wanted.width // small.width
+    random = np.random.default_rng(seed)
+    grown: Weights = {}
+    for name, shape in wanted.parameter_shapes().items():
+        value = checkpoint.weights[name]
+        if value.ndim and len(value) != shape[0]:
+            value = np.concatenate([value] * copies)
+        if value.ndim == 4 and value.shape[1] != shape[1]:
+            # Two maps side by side enter convFaa if there is upsampling: each has its copies.
+            parts = np.split(value, 2 if small.upsample and name == 'convFaa.0.weight' else 1, 1)
+            value = np.concatenate([split(part, copies, random) for part in parts], axis=1)
+        grown[name] = np.asarray(value, order='C')
+    return grown
+
+
+def split(
+    kernel: NDArray[np.float32], copies: int, random: np.random.Generator
+) -> NDArray[np.float32]:
+    """(outputs, inputs, 3, 3) -> (outputs, copies * inputs, 3, 3), the sum over copies kept."""
+    noise = random.normal(0, SPREAD * kernel.std(), (copies, *kernel.shape))
+    noise -= noise.mean(axis=0)
+    return np.concatenate([*(kernel / copies + noise)], axis=1).astype(np.float32)

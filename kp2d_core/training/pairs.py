@@ -1,4 +1,4 @@
-"""Pairs of views of one photograph with the homography between them.
+"""Batches of pairs of views, made ahead of the step that needs them.
 
 A pair is a function of the seed and its number alone, so the position in the data is a step
 number: resuming is exact, and any number of processes share the work without talking.
@@ -16,20 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kp2d_core.images import Image, Size, resize_matrix, size_of
-from kp2d_core.training.config import (
-    PairsConfig,
-    Schedule,
-    TrainingConfig,
-)
+from kp2d_core.training.config import Schedule, TrainingConfig
 from kp2d_core.training.photographs import Photographs
-from kp2d_core.views.homography import (
-    HomographyConfig,
-    Matrix,
-    sample_source_to_target,
-)
-from kp2d_core.views.photometric import change_light, sample_shared_colour
-from kp2d_core.views.rendering import pixels_per_view_pixel, render
+from kp2d_core.views.homography import HomographyConfig
+from kp2d_core.views.pairs import ViewPair, make_pair
 
 
 @dataclass(frozen=True)
@@ -44,62 +34,6 @@ class Batch:
             self.images.to(device, non_blocking=True),
             self.source_to_target.to(device, non_blocking=True),
         )
-
-
-def make_pair(
-    photograph: Image,
-    random: np.random.Generator,
-    config: TrainingConfig,
-    homography: HomographyConfig,
-) -> tuple[Image, Image, Matrix]:
-    """Source view, target view, and the homography from source to target."""
-    pairs = config.pairs
-    size = pairs.width, pairs.height
-    source_to_target = sample_source_to_target(random, size, homography)
-    enlarged = max(1.0, 1 / pixels_per_view_pixel(source_to_target, size))
-    target_to_photograph = sample_target_view(random, size_of(photograph), pairs, enlarged)
-    source = render(photograph, target_to_photograph @ source_to_target, size)
-    target = render(photograph, target_to_photograph, size)
-    if random.random() < pairs.swap:
-        source, target = target, source
-        source_to_target = np.asarray(np.linalg.inv(source_to_target), np.float64)
-
-    shared = sample_shared_colour(random, config.photometric)
-    source = change_light(random, source, shared, config.photometric)
-    target = change_light(random, target, shared, config.photometric)
-    return source, target, source_to_target / depth_of_centre(source_to_target, size)
-
-
-def sample_target_view(
-    random: np.random.Generator, photograph: Size, pairs: PairsConfig, enlarged: float = 1.0
-) -> Matrix:
-    """The matrix from pixels of the target view to those of the photograph.
-
-    If the source is so many times `enlarged`, the target shows more of the photograph, as far as
-    there is more: else the source would be a blur, as no camera's view from nearby is.
-    """
-    size = pairs.width, pairs.height
-    if pairs.framing == 'whole':
-        to_photograph = resize_matrix(size, photograph)
-    else:
-        zoom = random.uniform(*pairs.short_side) / min(photograph) / enlarged
-        zoom = max(zoom, size[0] / photograph[0], size[1] / photograph[1])
-        room = np.array(photograph) * zoom - size
-        corner = random.uniform(0, np.maximum(room, 0))
-        offset = (corner + 0.5) / zoom - 0.5  # pixel centres, as cv2.resize has them
-        to_photograph = np.array([[1 / zoom, 0, offset[0]], [0, 1 / zoom, offset[1]], [0, 0, 1.0]])
-    if random.random() < pairs.flip:
-        to_photograph = to_photograph @ np.array([[-1, 0, size[0] - 1], [0, 1, 0], [0, 0, 1.0]])
-    return to_photograph
-
-
-def depth_of_centre(source_to_target: Matrix, size: Size) -> float:
-    """What a homography is divided by so that what is seen has a positive depth.
-
-    Not its last entry, the depth of the corner, which may lie behind the camera.
-    """
-    middle = np.array([(size[0] - 1) / 2, (size[1] - 1) / 2, 1.0])
-    return float(source_to_target[2] @ middle)
 
 
 def value_at(step: int, schedule: Schedule) -> float:
@@ -124,7 +58,7 @@ class PairSource:
         self.photographs, self.config = photographs, config
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0))
 
-    def pair(self, number: int) -> tuple[Image, Image, Matrix]:
+    def pair(self, number: int) -> ViewPair:
         epoch, place = divmod(number, len(self.photographs))
         photograph = self.photographs[int(self._shuffled(epoch)[place])]
         random = np.random.default_rng([self.config.seed, 1, number])
@@ -132,7 +66,9 @@ class PairSource:
         pairs = self.config.pairs
         mild = random.random() < value_at(step, pairs.mild_share)
         homography = pairs.mild if mild else weaken(pairs.strong, value_at(step, pairs.strength))
-        return make_pair(photograph, random, self.config, homography)
+        return make_pair(
+            photograph, random, pairs.view_framing(), self.config.photometric, homography
+        )
 
     def batch(self, first: int, count: int) -> Batch:
         made = [self.pair(number) for number in range(first, first + count)]

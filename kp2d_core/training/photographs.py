@@ -1,20 +1,23 @@
-"""The photographs to train on: files and frames of bags; read when needed, then kept."""
+"""What is trained on: photographs in folders and frames of ROS bags, kept in memory."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
+from kp2d_core.bags import decode_image, image_connections, is_bag, open_bag
 from kp2d_core.errors import FileError
 from kp2d_core.images import MINIMUM_SIDE, Image, find_images, read_image, size_of
 
 Entry = Path | Image  # a file, or a frame that is already in memory
+SHORT_SIDE = 720  # pixels; larger frames are shrunk, as all of them are kept in memory
 
 
 class Photographs(Sequence[Image]):
@@ -108,3 +111,58 @@ def digest(entries: Sequence[Entry]) -> str:
     """The identity of a list of photographs: names of files, sizes of frames, their order."""
     names = [e.name if isinstance(e, Path) else f'frame {e.shape}' for e in entries]
     return hashlib.sha256('\n'.join(names).encode()).hexdigest()
+
+
+def find_entries(
+    paths: Sequence[Path], *, topic: str | None = None, seconds: float = 0.5
+) -> list[Entry]:
+    """Image files of folders, and frames of bags that are at least `seconds` apart."""
+    bags = [path for path in paths if is_bag(path)]
+    if topic is not None and not bags:
+        raise ValueError(f'--topic {topic} is for bags, and --data has none')
+    entries: list[Entry] = []
+    for path in paths:
+        if path in bags:
+            entries += read_frames(path, topic, seconds)
+        else:
+            entries += find_photographs([path])
+    if not entries:
+        raise FileError('there is no image in the data')
+    return entries
+
+
+def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> list[Image]:
+    """RGB frames of a topic (None: every image topic), at least `seconds` apart."""
+    frames: list[Image] = []
+    damaged: list[str] = []
+    with open_bag(path) as reader:
+        connections = image_connections(reader, path, topic)
+        due = dict.fromkeys((connection.topic for connection in connections), 0)
+        for connection, time, data in _whole_messages(reader, connections, path):
+            if time < due[connection.topic]:
+                continue
+            try:
+                frames.append(_prepare(decode_image(reader, connection, data)))
+            except Exception as error:  # a damaged message makes the reader throw anything
+                damaged.append(str(error) or type(error).__name__)
+                continue
+            due[connection.topic] = time + int(seconds * 1e9)
+    if damaged:
+        print(f'skipped {len(damaged)} frames of {path}: {damaged[0]}', file=sys.stderr)
+    if not frames:
+        raise FileError(f'no frame of {path} can be used')
+    return frames
+
+
+def _whole_messages(reader: Any, connections: list[Any], path: Path) -> Iterator[Any]:
+    """The messages up to where the file is damaged, as where a robot lost its power."""
+    try:
+        yield from reader.messages(connections)
+    except Exception as error:  # each storage has errors of its own
+        print(f'{path} is damaged, used up to there: {error}', file=sys.stderr)
+
+
+def _prepare(image: Image) -> Image:
+    if image.ndim == 2:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
+    return shrink_to(np.array(image), SHORT_SIDE)  # a copy: it may be a view of the message

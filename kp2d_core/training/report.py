@@ -1,26 +1,40 @@
-"""What is seen of a run: the progress bar, CSV tables, TensorBoard, and the curves at its end."""
+"""What is seen of a run: the progress bar, CSV tables, TensorBoard, curves and pictures."""
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
-from kp2d_core.images import Image
+from kp2d_core.geometry import warp_points
+from kp2d_core.images import Image, prepare
+from kp2d_core.matching import match
+from kp2d_core.networks import KeyPointNet
+from kp2d_core.networks.geometry import normalise
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.state import Progress
-from kp2d_core.training.table import Rows, Table, read_table
+from kp2d_core.visualize import draw_keypoints, draw_matches, side_by_side
 
 METRICS, VALIDATION, CURVES = 'metrics.csv', 'validation.csv', 'curves.png'
+Rows = list[dict[str, str]]
+SHOWN = 150  # keypoints in each image
+CORRECT = 3.0  # px
 
 
 class Report:
@@ -153,3 +167,81 @@ def draw_curves(folder: Path) -> Path | None:
 
 def _has(rows: Rows, name: str) -> bool:
     return any(row.get(name) for row in rows)
+
+
+class Table:
+    """A CSV file with a column `step`; rows after the step that a run resumes from are dropped.
+
+    A run that begins anew begins its file anew.
+    """
+
+    def __init__(self, path: Path, resume_step: int) -> None:
+        self.path = path
+        self.columns: list[str] = []
+        if resume_step == 0:
+            path.unlink(missing_ok=True)
+        rows = read_table(path)
+        if path.is_file():
+            with path.open(newline='', errors='replace') as file:
+                self.columns = next(csv.reader(file), [])
+            with atomic_write(path) as temporary, temporary.open('w', newline='') as file:
+                writer = csv.DictWriter(file, self.columns)
+                if self.columns:
+                    writer.writeheader()
+                writer.writerows(row for row in rows if int(row['step']) <= resume_step)
+
+    def add(self, row: dict[str, Any]) -> None:
+        try:
+            with self.path.open('a', newline='') as file:
+                if not self.columns:
+                    self.columns = list(row)
+                    csv.writer(file).writerow(self.columns)
+                csv.DictWriter(file, self.columns, extrasaction='ignore').writerow(
+                    {k: f'{v:.6g}' if isinstance(v, float) else v for k, v in row.items()}
+                )
+        except OSError as error:
+            raise FileError(f'cannot write {self.path}: {error.strerror or error}') from error
+
+
+def read_table(path: Path) -> Rows:
+    """All whole rows; none if there is no such file."""
+    if not path.is_file():
+        return []
+    with path.open(newline='', errors='replace') as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return [row for row in rows if row.get('step', '').isdecimal()]
+
+
+def draw_pair(
+    detector: KeypointDetector,
+    network: KeyPointNet,
+    first: Image,
+    second: Image,
+    first_to_second: NDArray[np.float64],
+) -> dict[str, Image]:
+    """By name: the keypoints of both, their score maps, the matches, green if correct."""
+    left, right = (
+        detector.detect(image, scales=(1,), max_keypoints=SHOWN) for image in (first, second)
+    )
+    matches = match(left, right)
+    expected = warp_points(left.keypoints[matches.indices[:, 0]], first_to_second)
+    astray = np.linalg.norm(expected - right.keypoints[matches.indices[:, 1]], axis=1)
+    matches = replace(matches, inliers=astray < CORRECT)
+    return {
+        'keypoints': side_by_side(draw_keypoints(first, left), draw_keypoints(second, right)),
+        'scores': side_by_side(draw_scores(network, first), draw_scores(network, second)),
+        'matches': draw_matches(first, second, left, right, matches),
+    }
+
+
+@torch.inference_mode()
+def draw_scores(network: KeyPointNet, image: Image) -> Image:
+    """The score map in colours, blue low and red high, as large as the image."""
+    device = next(network.parameters()).device
+    prepared = torch.from_numpy(prepare(image)[0])[None].to(device)
+    trunk = network.encode(normalise(prepared))[1]
+    scores = network.score_head(trunk)[0, 0].cpu().numpy()
+    scaled = (255 * scores / max(float(scores.max()), 1e-6)).astype(np.uint8)
+    large = cv2.resize(scaled, image.shape[1::-1], interpolation=cv2.INTER_NEAREST)
+    coloured = cv2.applyColorMap(large, cv2.COLORMAP_JET)
+    return np.asarray(cv2.cvtColor(coloured, cv2.COLOR_BGR2RGB), np.uint8)

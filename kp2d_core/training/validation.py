@@ -9,13 +9,11 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import Sequence, load_sequences, rescale
-from kp2d_core.evaluation.made_sequences import MILD, TURNED, VIEWPOINT
 from kp2d_core.evaluation.protocol import (
     Evaluation,
     Extract,
@@ -28,10 +26,10 @@ from kp2d_core.evaluation.protocol import (
 from kp2d_core.evaluation.shift import shift_test
 from kp2d_core.images import Image, read_image, size_of
 from kp2d_core.runtimes.torch import TorchRuntime
-from kp2d_core.training.config import PairsConfig, TrainingConfig
-from kp2d_core.training.pairs import make_pair
 from kp2d_core.training.photographs import Entry, Photographs, find_photographs
-from kp2d_core.training.pictures import draw_pair
+from kp2d_core.training.report import draw_pair
+from kp2d_core.views.pairs import MILD, TURNED, VIEWPOINT, Framing, ViewPair, make_pair
+from kp2d_core.views.photometric import PhotometricConfig
 
 SIZE = (320, 240)
 TOP_K = 300
@@ -42,17 +40,10 @@ SHIFT_PHOTOGRAPHS = 8
 
 
 @dataclass(frozen=True)
-class MadePair:
-    first: Image
-    second: Image
-    first_to_second: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
 class Validation:
     """Pairs to validate on: sequences of photographs, or pairs made of one photograph each."""
 
-    pairs: list[MadePair]  # made pairs, or, of sequences, a few to draw
+    pairs: list[ViewPair]  # made pairs, or, of sequences, a few to draw
     sequences: list[Sequence]
     shifted: list[Image]  # photographs for the shift test
 
@@ -110,31 +101,30 @@ def is_hpatches(folder: Path) -> bool:
     return any(folder.glob('H_1_*')) or any(folder.glob('*/H_1_*'))
 
 
-def make_pairs(photographs: Photographs) -> list[MadePair]:
+def make_pairs(photographs: Photographs) -> list[ViewPair]:
     """One pair of each photograph, always the same; the light changes as in the paper."""
     made = []
     for number in range(len(photographs)):
         kind = list(HOMOGRAPHIES)[number % len(HOMOGRAPHIES)]
-        pairs = PairsConfig(*SIZE, framing='crop', short_side=(240, 300), swap=0.5)
+        framing = Framing(SIZE, whole=False, short_side=(240, 300), swap=0.5)
         random = np.random.default_rng([0, 3, number])
-        config = TrainingConfig(pairs=pairs)
-        pair = make_pair(photographs[number], random, config, HOMOGRAPHIES[kind])
-        made.append(MadePair(*pair))
+        light = PhotometricConfig()
+        made.append(make_pair(photographs[number], random, framing, light, HOMOGRAPHIES[kind]))
     return made
 
 
-def _measure_pair(extract: Extract, pair: MadePair) -> PairResult:
+def _measure_pair(extract: Extract, pair: ViewPair) -> PairResult:
     first, second = (View(i, extract(i), SIZE) for i in (pair.first, pair.second))
     return evaluate_pair(Pair(first, second, pair.first_to_second), TOP_K)
 
 
-def _last_pair(sequence: Sequence) -> MadePair:
+def _last_pair(sequence: Sequence) -> ViewPair:
     """The hardest pair of a sequence, at the size that it is measured at."""
     number, homography = max(sequence.homographies.items())
     images = [read_image(sequence.images[n]) for n in (1, number)]
     scaled = rescale(homography, size_of(images[0]), size_of(images[1]), SIZE)
     first, second = (np.asarray(cv2.resize(image, SIZE), np.uint8) for image in images)
-    return MadePair(first, second, scaled)
+    return ViewPair(first, second, scaled)
 
 
 def _summary(metrics: dict[str, float]) -> dict[str, float]:

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
-from kp2d_core.images import Size
-
-Matrix = NDArray[np.float64]  # 3x3
+from kp2d_core.geometry import Matrix, Size
 
 UPRIGHT = 45.0  # degrees, either way: what the paper trains
 ROTATION_DRAWS = 20  # until one fits into the target; then the patch is not rotated
@@ -83,12 +80,6 @@ def corners_to_corners(source: Matrix, target: Matrix) -> Matrix:
         cv2.getPerspectiveTransform(source.astype(np.float32), target.astype(np.float32)),
         np.float64,
     )
-
-
-def warp_points(matrix: Matrix, points: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Points (N, 2) taken through the homography."""
-    homogeneous = np.column_stack([points, np.ones(len(points))]) @ matrix.T
-    return np.asarray(homogeneous[:, :2] / homogeneous[:, 2:], np.float64)
 
 
 def _rotate(points: Matrix, degrees: float) -> Matrix:

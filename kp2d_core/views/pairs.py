@@ -1,0 +1,175 @@
+"""Views of a photograph: rendered through a homography, in pairs and in sequences.
+
+Everything that trains, validates or evaluates on photographs makes its views here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from kp2d_core.geometry import Matrix, resize_matrix, scale_matrix, shift_matrix
+from kp2d_core.images import Image, Size, resize, size_of
+from kp2d_core.views.homography import HomographyConfig, sample_source_to_target
+from kp2d_core.views.photometric import PhotometricConfig, change_light, sample_shared_colour
+
+ALIASING = 1.2  # photograph pixels per view pixel from which the photograph is shrunk first
+
+# Shifts are in pixels of a view that is so wide.
+WIDTH = 320
+MILD = HomographyConfig(1.0, (0.93, 1.07), 9.0, 0.0, 8.0, False)
+VIEWPOINT = HomographyConfig(1.0, (0.7, 1.2), 30.0, 0.25, 30.0, False, 2.5)
+TURNED = HomographyConfig(1.0, (0.5, 1.2), 180.0, 0.15, 20.0, False)
+ZOOMED = HomographyConfig(1.0, (0.25, 0.5), 30.0, 0.1, 20.0, False)
+
+STEADY_LIGHT = PhotometricConfig(0.01, (1,), (0.8, 1.2), (0.8, 1.2), (0.9, 1.1), 0.02, 0.0, 0.0)
+OTHER_LIGHT = PhotometricConfig(0.03, (1, 3), (0.3, 1.7), (0.4, 1.6), (0.6, 1.4), 0.05, 0.0, 0.0)
+LIGHTS = 2  # images of a photograph in another light
+
+
+class ViewPair(NamedTuple):
+    """Two views of one photograph, and where pixels of the first come to lie in the second."""
+
+    first: Image
+    second: Image
+    first_to_second: Matrix
+
+
+class ViewSequence(NamedTuple):
+    """Image 1 and others with the homography from image 1 to them, in pixels."""
+
+    name: str
+    reference: Image
+    others: list[tuple[Image, Matrix]]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Which part of a photograph a pair shows."""
+
+    size: Size  # of both views
+    whole: bool = True  # all of it, stretched to the size; else a part, with its proportions
+    short_side: tuple[float, float] = (240.0, 240.0)  # of the photograph, when a part is cut out
+    flip: float = 0.0  # share of pairs that are mirrored
+    swap: float = 0.0  # share of pairs whose views change places
+
+
+def make_pair(
+    photograph: Image,
+    random: np.random.Generator,
+    framing: Framing,
+    light: PhotometricConfig,
+    homography: HomographyConfig,
+) -> ViewPair:
+    """A pair whose homography is drawn from `homography`, each view in a light of its own."""
+    size = framing.size
+    source_to_target = sample_source_to_target(random, size, homography)
+    enlarged = max(1.0, 1 / pixels_per_view_pixel(source_to_target, size))
+    target_to_photograph = sample_target_view(random, size_of(photograph), framing, enlarged)
+    source = render(photograph, target_to_photograph @ source_to_target, size)
+    target = render(photograph, target_to_photograph, size)
+    if random.random() < framing.swap:
+        source, target = target, source
+        source_to_target = np.asarray(np.linalg.inv(source_to_target), np.float64)
+
+    shared = sample_shared_colour(random, light)
+    source = change_light(random, source, shared, light)
+    target = change_light(random, target, shared, light)
+    return ViewPair(source, target, source_to_target / depth_of_centre(source_to_target, size))
+
+
+def sample_target_view(
+    random: np.random.Generator, photograph: Size, framing: Framing, enlarged: float = 1.0
+) -> Matrix:
+    """The matrix from pixels of the target view to those of the photograph.
+
+    If the source is so many times `enlarged`, the target shows more of the photograph, as far as
+    there is more: else the source would be a blur, as no camera's view from nearby is.
+    """
+    size = framing.size
+    if framing.whole:
+        to_photograph = resize_matrix(size, photograph)
+    else:
+        zoom = random.uniform(*framing.short_side) / min(photograph) / enlarged
+        zoom = max(zoom, size[0] / photograph[0], size[1] / photograph[1])
+        room = np.array(photograph) * zoom - size
+        corner = random.uniform(0, np.maximum(room, 0))
+        to_photograph = scale_matrix(1 / zoom, 1 / zoom) @ shift_matrix(*corner)
+    if random.random() < framing.flip:
+        to_photograph = to_photograph @ np.array([[-1, 0, size[0] - 1], [0, 1, 0], [0, 0, 1.0]])
+    return to_photograph
+
+
+def depth_of_centre(source_to_target: Matrix, size: Size) -> float:
+    """What a homography is divided by so that what is seen has a positive depth.
+
+    Not its last entry, the depth of the corner, which may lie behind the camera.
+    """
+    middle = np.array([(size[0] - 1) / 2, (size[1] - 1) / 2, 1.0])
+    return float(source_to_target[2] @ middle)
+
+
+def make_sequences(
+    photograph: Image, name: str, size: Size, random: np.random.Generator
+) -> Iterator[ViewSequence]:
+    """v_NAME: mildly moved, from another viewpoint, turned, zoomed; i_NAME: in another light."""
+    if photograph.ndim == 2:
+        photograph = np.asarray(cv2.cvtColor(photograph, cv2.COLOR_GRAY2RGB), np.uint8)
+    to_photograph = middle_of(size_of(photograph), size)
+    reference = render(photograph, to_photograph, size)
+
+    moved = []
+    for kind in (MILD, VIEWPOINT, TURNED, ZOOMED):
+        scaled = replace(kind, shift=kind.shift * size[0] / WIDTH)
+        reference_to_view = sample_source_to_target(random, size, scaled)
+        if random.random() < 0.5:  # else no view would be nearer than the reference
+            reference_to_view = np.asarray(np.linalg.inv(reference_to_view), np.float64)
+        view = render(photograph, to_photograph @ np.linalg.inv(reference_to_view), size)
+        moved.append((_in_light(view, STEADY_LIGHT, random), reference_to_view))
+    yield ViewSequence(f'v_{name}', reference, moved)
+
+    lit = [(_in_light(reference, OTHER_LIGHT, random), np.eye(3)) for _ in range(LIGHTS)]
+    yield ViewSequence(f'i_{name}', reference, lit)
+
+
+def middle_of(photograph: Size, size: Size) -> Matrix:
+    """From pixels of the largest view of these proportions, cut out of the middle."""
+    zoom = min(photograph[0] / size[0], photograph[1] / size[1])
+    x, y = ((whole - zoom * side) / 2 for whole, side in zip(photograph, size, strict=True))
+    return shift_matrix(x, y) @ scale_matrix(zoom, zoom)
+
+
+def _in_light(view: Image, light: PhotometricConfig, random: np.random.Generator) -> Image:
+    return change_light(random, view, sample_shared_colour(random, light), light)
+
+
+def render(photograph: Image, view_to_photograph: Matrix, size: Size) -> Image:
+    """The view of `size`, bilinear; beyond the photograph's edge, its mirror image."""
+    shrink = pixels_per_view_pixel(view_to_photograph, size)
+    if shrink > ALIASING:
+        given = size_of(photograph)
+        reduced = max(1, round(given[0] / shrink)), max(1, round(given[1] / shrink))
+        photograph = resize(photograph, reduced)
+        view_to_photograph = resize_matrix(given, reduced) @ view_to_photograph
+    view = cv2.warpPerspective(
+        photograph,
+        view_to_photograph,
+        size,
+        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_REFLECT_101,
+    )
+    return np.asarray(view, np.uint8)
+
+
+def pixels_per_view_pixel(view_to_photograph: Matrix, size: Size) -> float:
+    """How far apart, in the photograph, neighbouring pixels in the middle of the view are."""
+    x, y = (size[0] - 1) / 2, (size[1] - 1) / 2
+    u, v, w = view_to_photograph @ np.array([x, y, 1.0])
+    jacobian = (
+        view_to_photograph[:2, :2] * w - np.outer([u, v], view_to_photograph[2, :2])
+    ) / w**2
+    return float(np.sqrt(abs(np.linalg.det(jacobian))))
