@@ -1,0 +1,233 @@
+"""What the odometry remembers: frames, the points that they see, the map of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.camera import Camera
+from kp2d_core.features import Features, Float, join_features
+from kp2d_core.odometry.adjustment import Problem
+from kp2d_core.odometry.geometry import Bools, Ints, Matrix, transform
+from kp2d_core.odometry.pose import Sight
+
+
+@dataclass(frozen=True)
+class Rig:
+    """Cameras that are fixed to each other. The first is the one whose poses are given."""
+
+    cameras: tuple[Camera, ...]
+    mounts: Matrix  # (C, 4, 4): each camera from the first
+
+    @property
+    def focal(self) -> float:
+        """Pixels a unit of x / z, of the first camera: what thresholds in pixels go by."""
+        return float(self.cameras[0].matrix[0, 0])
+
+    @cached_property
+    def fields(self) -> list[tuple[Matrix, Matrix]]:
+        """Of each camera, the least and the greatest x / z, y / z of its image."""
+        return [field_of_view(camera) for camera in self.cameras]
+
+    def rays(self, camera: int, points: Float) -> Matrix:
+        """Pixels (N, 2) -> x / z, y / z (N, 2); of several cameras in their rectified frames."""
+        model = self.cameras[camera]
+        return np.asarray(
+            model.rays(points) if len(self.cameras) == 1 else model.bearings(points), np.float64
+        )
+
+
+@dataclass
+class Frame:
+    """Features of one moment, of all cameras of the rig one after the other."""
+
+    index: int
+    stamp: float
+    features: Features
+    seen: Matrix  # (N, 2) x / z, y / z without distortion
+    weight: Matrix  # (N,) 1 / standard deviation of `seen`
+    camera: Ints  # (N,)
+    pose: Matrix  # (4, 4) from the world
+    points: Ints  # (N,) point of the map, -1: none
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+
+def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int) -> Frame:
+    """Without a pose yet."""
+    kept, seen, camera = [], [], []
+    for number, found in enumerate(features):
+        bearings = rig.rays(number, found.keypoints)
+        placed = np.flatnonzero(np.isfinite(bearings).all(axis=1))
+        kept.append(found[placed])
+        seen.append(bearings[placed])
+        camera.append(np.full(len(placed), number))
+    together = join_features(kept)
+    sigma = getattr(together, 'sigma', None)
+    weight = np.full(len(together), rig.focal)
+    if sigma is not None and len(sigma) == len(together):
+        weight = rig.focal / np.maximum(np.asarray(sigma, np.float64), 1e-3)
+    return Frame(
+        index,
+        stamp,
+        together,
+        np.concatenate(seen),
+        weight,
+        np.concatenate(camera).astype(np.int64),
+        np.eye(4),
+        np.full(len(together), -1, np.int64),
+    )
+
+
+@dataclass
+class Map:
+    """Keyframes and points. A point's number never changes; those that went are not `alive`."""
+
+    rig: Rig
+    number: int = 0
+    keyframes: list[Frame] = field(default_factory=list)
+    count: int = 0  # points so far
+    positions: Matrix = field(default_factory=lambda: np.empty((0, 3)))
+    descriptors: Float = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    alive: Bools = field(default_factory=lambda: np.empty(0, bool))
+    born: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # keyframe that made it
+    expected: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # frames that should see
+    found: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # frames that did
+
+    def add_points(self, positions: Matrix, descriptors: Float, keyframe: int) -> Ints:
+        """Their numbers."""
+        needed = self.count + len(positions)
+        if needed > len(self.alive):
+            self._grow(max(needed, 2 * len(self.alive), 4096), descriptors.shape[1])
+        numbers = np.arange(self.count, needed)
+        self.positions[numbers], self.descriptors[numbers] = positions, descriptors
+        self.alive[numbers], self.born[numbers] = True, keyframe
+        self.expected[numbers] = self.found[numbers] = 1
+        self.count = needed
+        return numbers
+
+    def _grow(self, size: int, dimensions: int) -> None:
+        def grown(old: NDArray[Any], *shape: int) -> NDArray[Any]:
+            new = np.zeros((size, *shape), old.dtype)
+            if self.count:
+                new[: self.count] = old[: self.count]
+            return new
+
+        self.positions = grown(self.positions, 3)
+        self.descriptors = grown(self.descriptors, dimensions)
+        self.alive, self.born = grown(self.alive), grown(self.born)
+        self.expected, self.found = grown(self.expected), grown(self.found)
+
+    def drop_points(self, numbers: Ints) -> None:
+        """Forget points, and who saw them."""
+        self.alive[numbers] = False
+        for frame in self.keyframes:
+            known = frame.points >= 0
+            frame.points[known & ~self.alive[frame.points]] = -1
+
+    def replace_points(self, old: Ints, new: Ints) -> None:
+        """Let what was seen as one point be seen as another, where that is not seen already."""
+        target = np.arange(self.count)
+        target[old] = new
+        for frame in self.keyframes:
+            rows = np.flatnonzero(frame.points >= 0)
+            changed = rows[target[frame.points[rows]] != frame.points[rows]]
+            if not len(changed):
+                continue
+            wanted = target[frame.points[changed]]
+            for row, point in zip(changed, wanted, strict=True):
+                twice = (frame.points == point) & (frame.camera == frame.camera[row])
+                frame.points[row] = -1 if twice.any() else point
+        self.found[new] += self.found[old]
+        self.expected[new] += self.expected[old]
+        self.alive[old] = False
+
+    def times_seen(self) -> Ints:
+        """(count,) by how many keyframes (and cameras) each point is seen."""
+        total = np.zeros(self.count, np.int64)
+        for frame in self.keyframes:
+            total += np.bincount(frame.points[frame.points >= 0], minlength=self.count)
+        return total
+
+    def sight(self, frame: Frame, rows: Ints, points: Ints) -> Sight:
+        """Features `rows` of a frame as sights of `points` of the map."""
+        return sight_of(self.rig, frame, rows, self.positions[points])
+
+    def problem(self, frames: Sequence[Frame], fixed: Sequence[bool]) -> tuple[Problem, Ints]:
+        """The adjustment of these frames and all points that two of their features see.
+
+        With it, the numbers of its points in the map.
+        """
+        rows = [np.flatnonzero(frame.points >= 0) for frame in frames]
+        seen_points = np.concatenate([f.points[r] for f, r in zip(frames, rows, strict=True)])
+        times = np.bincount(seen_points, minlength=self.count)
+        # Points that only frames see which stay would stay too.
+        moving = np.zeros(self.count, bool)
+        for frame, row, stays in zip(frames, rows, fixed, strict=True):
+            if not stays:
+                moving[frame.points[row]] = True
+        numbers = np.flatnonzero((times >= 2) & moving & self.alive[: self.count])
+        place = np.full(self.count, -1)
+        place[numbers] = np.arange(len(numbers))
+        kept = [r[place[f.points[r]] >= 0] for f, r in zip(frames, rows, strict=True)]
+
+        def gather(values: list[NDArray[Any]]) -> NDArray[Any]:
+            return np.concatenate([v[r] for v, r in zip(values, kept, strict=True)])
+
+        several = len(self.rig.cameras) > 1
+        problem = Problem(
+            np.array([frame.pose for frame in frames]),
+            self.positions[numbers],
+            np.repeat(np.arange(len(frames)), [len(r) for r in kept]),
+            place[gather([frame.points for frame in frames])],
+            gather([frame.seen for frame in frames]),
+            gather([frame.weight for frame in frames]),
+            np.array(fixed, bool),
+            gather([frame.camera for frame in frames]) if several else np.zeros(0, np.int64),
+            self.rig.mounts,
+        )
+        return problem, numbers
+
+
+def sight_of(rig: Rig, frame: Frame, rows: Ints, positions: Matrix) -> Sight:
+    mount = np.empty((0, 4, 4))
+    if len(rig.cameras) > 1:
+        mount = rig.mounts[frame.camera[rows]]
+    return Sight(positions, frame.seen[rows], frame.weight[rows], mount)
+
+
+def predicted(rig: Rig, camera: int, pose: Matrix, positions: Matrix) -> tuple[Matrix, Bools]:
+    """Where a camera of the rig should see points (N, 2), and which it should.
+
+    A little beyond the image too: where it ends in coordinates without distortion is not plain.
+    """
+    eye = transform(rig.mounts[camera] @ pose, positions)
+    depth = eye[:, 2]
+    with np.errstate(divide='ignore', invalid='ignore'):
+        flat = eye[:, :2] / depth[:, None]
+    low, high = rig.fields[camera]
+    with np.errstate(invalid='ignore'):
+        visible = (depth > 0) & (flat > low).all(axis=1) & (flat < high).all(axis=1)
+    return flat, visible
+
+
+def field_of_view(camera: Camera) -> tuple[Matrix, Matrix]:
+    """The least and the greatest x / z, y / z of a camera's image."""
+    width, height = camera.size
+    xs, ys = np.linspace(0, width - 1, 9), np.linspace(0, height - 1, 9)
+    rim = np.array(
+        [(x, y) for x in xs for y in (0, height - 1)]
+        + [(x, y) for y in ys for x in (0, width - 1)],
+        np.float32,
+    )
+    rays = np.asarray(camera.bearings(rim), np.float64)
+    rays = rays[np.isfinite(rays).all(axis=1)]
+    if not len(rays):
+        return np.array([-5.0, -5.0]), np.array([5.0, 5.0])
+    return rays.min(axis=0), rays.max(axis=0)

@@ -1,0 +1,46 @@
+"""What the odometry goes by. Pixels are those of the first camera's image middle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The defaults serve a camera in the hand as well as one on a car."""
+
+    # Descriptors. A ratio test is for methods that need one, such as SIFT and ORB.
+    max_distance: float = 1.0  # of unit descriptors that may be one point
+    max_ratio: float | None = None  # of the nearest to the second nearest, where all are compared
+
+    # Residuals count in standard deviations; a feature without a sigma has one of 1 px.
+    outlier: float = 2.5  # beyond it an observation is dropped
+    robust: float = 1.5  # beyond it an observation counts less and less
+
+    # The start.
+    start_shift: float = 16.0  # px that the points have moved in the median before it is tried
+    start_points: int = 60  # that both views must see well
+    start_parallax: float = 1.0  # degrees, of the median point
+    start_frames: int = 24  # that are kept to judge by
+    start_margin: float = 1.1  # times the best cost that any other solution must have
+
+    # Tracking.
+    wide_radius: float = 40.0  # px around the prediction at first
+    narrow_radius: float = 8.0  # px once the pose is known roughly
+    min_inliers: int = 25  # fewer and the frame counts as lost
+    min_inlier_ratio: float = 0.4  # of the points that were matched
+    local_keyframes: int = 12  # whose points are looked for
+
+    # Keyframes.
+    keyframe_shift: float = 24.0  # px that the points have moved in the median since the last
+    keyframe_kept: float = 0.8  # share of its points that are still seen; below, a new one
+    keyframe_interval: int = 20  # frames after which there is a new one if anything moved
+    min_parallax: float = 0.6  # degrees, of a new point
+    epipolar: float = 2.0  # px off the line that a new point may be seen
+    window: int = 10  # keyframes that the adjustment moves
+    anchors: int = 8  # keyframes that it holds
+    steps: int = 5  # of the adjustment
+    max_keyframes: int = 2000  # of a map; beyond, the oldest are forgotten
+
+    # After a loss.
+    patience: int = 10  # frames of a loss after which a new map may begin
