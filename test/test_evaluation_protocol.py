@@ -10,13 +10,12 @@ import pytest
 from sequences import write_sequences
 
 from kp2d_core.errors import FileError
-from kp2d_core.evaluation.baselines import BASELINES, baseline, unit_descriptors
 from kp2d_core.evaluation.hpatches import load_sequences
+from kp2d_core.evaluation.methods import BASELINES, baseline, unit_descriptors
 from kp2d_core.evaluation.metrics import descriptor_distances
-from kp2d_core.evaluation.paper import paper_rows, rows_beside
 from kp2d_core.evaluation.protocol import METRICS, evaluate, split_evaluation
 from kp2d_core.evaluation.study import Study, to_json
-from kp2d_core.evaluation.tables import format_study
+from kp2d_core.evaluation.tables import format_study, paper_rows, rows_beside
 from kp2d_core.features import Features
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_evaluation_shift import grid
 
-from kp2d_core.evaluation.baselines import baseline
+from kp2d_core.evaluation.methods import baseline
 from kp2d_core.evaluation.robustness import CHANGES, robustness
 from kp2d_core.geometry import warp_points
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kp2d_core.evaluation.baselines import baseline
-from kp2d_core.evaluation.shift import shift_test
+from kp2d_core.evaluation.methods import baseline
+from kp2d_core.evaluation.robustness import shift_test
 from kp2d_core.features import Features
 
 

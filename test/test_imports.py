@@ -32,7 +32,7 @@ def modules_of(package: str) -> list[str]:
 # What is for training, or for running with torch.
 MAY_NEED_TORCH = re.compile(
     r'kp2d_core\.(networks|training|runtimes\.torch|commands\.train'
-    r'|benchmarks\.(authors_way|training|plain_training))\b'
+    r'|benchmarks\.(plain|training))\b'
 )
 
 

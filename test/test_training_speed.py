@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from kp2d_core.benchmarks import training as bench
-from kp2d_core.benchmarks.plain_training import plain_loss
+from kp2d_core.benchmarks.plain import plain_loss
+from kp2d_core.threads import set_waiting
 from kp2d_core.training.config import TrainingConfig, override
 from kp2d_core.training.model import TrainingModel, computing_type
 from kp2d_core.training.pairs import PairSource
 from kp2d_core.training.photographs import Photographs
-from kp2d_core.training.process import set_waiting
 
 
 def test_the_plain_way_computes_the_same_loss(photographs):
@@ -39,7 +39,7 @@ def test_the_plain_way_computes_the_same_loss(photographs):
 COUNT_FAULTS = """
 import resource, sys
 import torch
-from kp2d_core.training.process import keep_freed_memory
+from kp2d_core.threads import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -47,7 +47,7 @@ def main() -> None:
     start = time.perf_counter()
     import numpy as np
 
-    from kp2d_core.benchmarks.models import source_to_time
+    from kp2d_core.benchmarks.contestants import source_to_time
     from kp2d_core.runtimes import open_source_with
 
     opened = open_source_with(runtime, source_to_time(model, precision), threads)

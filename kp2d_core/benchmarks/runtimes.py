@@ -22,7 +22,7 @@ from kp2d_core.export.source import PRECISIONS
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, Size, prepare, read_image, size_of
 from kp2d_core.runtimes import available_runtimes
-from kp2d_core.runtimes.base import usable_cores
+from kp2d_core.threads import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from kp2d_core.commands.arguments import positive
 from kp2d_core.images import Image
-from kp2d_core.training.process import set_waiting
+from kp2d_core.threads import set_waiting
 
 if TYPE_CHECKING:
     from kp2d_core.training.config import TrainingConfig
@@ -142,7 +142,7 @@ def serve(way: str, settings: Settings, pipe: Connection) -> None:
 def plain_training(settings: Settings) -> Callable[[], list[float]]:
     import torch
 
-    from kp2d_core.benchmarks.plain_training import plain_loss
+    from kp2d_core.benchmarks.plain import plain_loss
     from kp2d_core.training.model import TrainingModel
     from kp2d_core.training.pairs import PairSource
 
@@ -164,9 +164,9 @@ def plain_training(settings: Settings) -> Callable[[], list[float]]:
 def our_training(settings: Settings) -> Callable[[], list[float]]:
     import torch
 
+    from kp2d_core.threads import keep_freed_memory
     from kp2d_core.training.model import TrainingModel
     from kp2d_core.training.pairs import BatchStream, PairSource
-    from kp2d_core.training.process import keep_freed_memory
 
     config = load(settings, CROP, CROPS * settings.batch)
     keep_freed_memory()

@@ -7,15 +7,13 @@ import sys
 from pathlib import Path
 
 from kp2d_core.commands.arguments import add_scales_argument, positive, size
-from kp2d_core.evaluation.baselines import BASELINES
 from kp2d_core.evaluation.camera_paths import CameraPath, load_camera_path
-from kp2d_core.evaluation.gallery import Gallery
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
-from kp2d_core.evaluation.methods import Method, open_methods
+from kp2d_core.evaluation.methods import BASELINES, Method, open_methods
 from kp2d_core.evaluation.motion import GAPS, choose_pairs, motion_test
+from kp2d_core.evaluation.plots import Gallery
 from kp2d_core.evaluation.protocol import Evaluation, evaluate
-from kp2d_core.evaluation.robustness import robustness
-from kp2d_core.evaluation.shift import shift_test
+from kp2d_core.evaluation.robustness import robustness, shift_test
 from kp2d_core.evaluation.study import Study, write_json
 from kp2d_core.evaluation.tables import format_study
 from kp2d_core.images import Image, find_images, read_image

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kp2d_core.commands.arguments import positive
-from kp2d_core.training.process import set_waiting
+from kp2d_core.threads import set_waiting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

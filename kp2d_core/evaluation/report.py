@@ -6,8 +6,7 @@ from base64 import b64encode
 from html import escape
 from pathlib import Path
 
-from kp2d_core.evaluation.gallery import Drawing, Gallery
-from kp2d_core.evaluation.plots import plot_study
+from kp2d_core.evaluation.plots import Drawing, Gallery, plot_study
 from kp2d_core.evaluation.protocol import METRICS, MORE_METRICS, Evaluation
 from kp2d_core.evaluation.study import Study
 from kp2d_core.evaluation.tables import LOWER_IS_BETTER, TITLES, figure

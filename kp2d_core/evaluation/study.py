@@ -10,10 +10,9 @@ from typing import Any
 
 from kp2d_core.evaluation.hpatches import Sequence
 from kp2d_core.evaluation.motion import MotionResult
-from kp2d_core.evaluation.paper import PaperRow, rows_beside
 from kp2d_core.evaluation.protocol import Evaluation, PairResult, split_evaluation
-from kp2d_core.evaluation.robustness import RobustnessPoint
-from kp2d_core.evaluation.shift import ShiftResult
+from kp2d_core.evaluation.robustness import RobustnessPoint, ShiftResult
+from kp2d_core.evaluation.tables import PaperRow, rows_beside
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Size
 from kp2d_core.version import __version__

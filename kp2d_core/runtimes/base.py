@@ -48,13 +48,6 @@ class RuntimeStatus(NamedTuple):
     detail: str  # version and device; or what is missing, and the line that installs it
 
 
-def usable_cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def cache_folder(name: str) -> Path:
     """A folder for what can be made again: $XDG_CACHE_HOME/kp2d/<name>, else in ~/.cache."""
     base = os.environ.get('XDG_CACHE_HOME')

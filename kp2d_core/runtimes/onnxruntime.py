@@ -7,8 +7,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from kp2d_core.export.source import ModelSource, Profile
-from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, usable_cores
+from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs
 from kp2d_core.runtimes.cuda import cuda_device
+from kp2d_core.threads import usable_cores
 
 
 class OnnxRuntime(CompiledRuntime):

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from kp2d_core.export.graph import with_unsigned_codes
 from kp2d_core.export.source import ModelSource, Profile
-from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, cache_folder, usable_cores
+from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, cache_folder
+from kp2d_core.threads import usable_cores
 
 
 class OpenVINORuntime(CompiledRuntime):

@@ -17,6 +17,7 @@ from torch import nn
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
+from kp2d_core.threads import keep_freed_memory
 from kp2d_core.training.config import PairsConfig, TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
 from kp2d_core.training.model import (
@@ -30,7 +31,6 @@ from kp2d_core.training.model import (
 from kp2d_core.training.optimizer import learning_rate, make_budget, make_optimizers
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Entry, Photographs, digest, split
-from kp2d_core.training.process import keep_freed_memory
 from kp2d_core.training.report import Report, draw_curves
 from kp2d_core.training.state import Progress, read_state, restore_state, save_state
 from kp2d_core.training.validation import Validation, make_validation

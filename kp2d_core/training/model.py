@@ -117,7 +117,13 @@ def grows_into(small: Architecture, large: Architecture) -> bool:
 
 
 def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights:
-    """The weights of `wanted`, which says what the checkpoint says."""
+    """The weights of `wanted`, which says what the checkpoint says: a head start for it.
+
+    Every channel is copied. Where copies come in, each copy's weights are a share of the
+    original's plus something random that cancels out over the copies: the outputs are the same to
+    the last digits, and yet no two copies are alike, so each learns on its own from the first step
+    (after Chen, Goodfellow and Shlens, "Net2Net", 2016).
+    """
     small = checkpoint.architecture
     if not grows_into(small, wanted):
         raise ValueError(f'a {small.variant} network does not grow into {wanted.variant}')

@@ -23,7 +23,7 @@ from kp2d_core.evaluation.protocol import (
     evaluate,
     evaluate_pair,
 )
-from kp2d_core.evaluation.shift import shift_test
+from kp2d_core.evaluation.robustness import shift_test
 from kp2d_core.images import Image, read_image, size_of
 from kp2d_core.runtimes.torch import TorchRuntime
 from kp2d_core.training.photographs import Entry, Photographs, find_photographs

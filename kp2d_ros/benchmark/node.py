@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def rig(args: argparse.Namespace, folder: Path, model: str | None = None, **others: Any) -> Rig:
     from kp2d_core.architecture import VARIANTS
-    from kp2d_core.benchmarks.models import random_checkpoint
+    from kp2d_core.benchmarks.contestants import random_checkpoint
     from kp2d_core.checkpoint import save_checkpoint, shipped_models
     from kp2d_ros.benchmark.rig import Rig
 

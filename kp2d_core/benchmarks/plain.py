@@ -1,25 +1,51 @@
-"""Training written the plain way, as the yardstick of `kp2d bench train`.
-
-The structure of the reference: source and target one after the other through the network, default
-memory order, whole images, losses that loop over the images of a batch, and the hardest negative
-found by sorting all candidates. Same equations (with the paper's triplet loss).
-"""
+"""What is measured against: KeyPointNet run and trained as its authors do, in eager torch."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL
+from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.networks import Maps
 from kp2d_core.networks.geometry import inner_cells, normalise, sample_descriptors, to_grid
+from kp2d_core.runtimes.base import Outputs
+from kp2d_core.runtimes.torch import network_of
 from kp2d_core.training.config import LossConfig
 from kp2d_core.training.model import TrainingModel
 
 
+class AuthorsWay:
+    """Descriptors are sampled at every cell, and images are NCHW in memory."""
+
+    def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.network = network_of(checkpoint)
+
+    @torch.inference_mode()
+    def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
+        size = images.shape[1], images.shape[2]
+        batch = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float() / 255
+        maps = self.network((batch - 0.5) * 0.225)
+        points = maps.keypoints.flatten(2).transpose(1, 2)
+        descriptors = sample_descriptors(maps.descriptors, points, size)
+        scores, cells = maps.scores.flatten(1).topk(top_k, dim=1)
+        best = cells[..., None]
+        points = points.gather(1, best.expand(-1, -1, 2))
+        descriptors = descriptors.gather(1, best.expand(-1, -1, descriptors.shape[-1]))
+        return points.numpy(), scores.numpy(), descriptors.numpy()
+
+
 def plain_loss(model: TrainingModel, images: Tensor, matrices: Tensor) -> Tensor:
-    """The loss of a batch (sources, then targets), image by image."""
+    """The loss of a batch (sources, then targets), image by image.
+
+    The structure of the reference: source and target one after the other through the network,
+    default memory order, whole images, losses that loop over the images of a batch, and the
+    hardest negative found by sorting all candidates. Same equations (the paper's triplet loss).
+    """
     batch = len(matrices)
     source: Maps = model.network(normalise(images[:batch]).contiguous())
     target: Maps = model.network(normalise(images[batch:]).contiguous())

@@ -1,4 +1,4 @@
-"""The process that trains: how its memory is kept and its threads wait. No torch here."""
+"""The processor and memory that this process takes: cores, waiting threads, freed blocks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ NEVER = 2**31 - 1
 DEFAULT_TRIM, DEFAULT_MMAPS = 128 * 1024, 65536
 
 
-def set_waiting() -> None:
-    """Spin for a moment, then sleep; unless the environment says otherwise.
+def usable_cores() -> int:
+    """Cores that this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
+
+def set_waiting() -> None:
+    """Let OpenMP's threads spin for a moment, then sleep; unless the environment says otherwise.
+
+    To be called before torch is imported, which reads it then.
     Threads that spin on take the time of whatever else runs: two trainings on two cores were ten
     times slower. Threads that sleep at once wake too late: a step then takes a tenth longer.
     """
@@ -25,7 +33,12 @@ def set_waiting() -> None:
 
 
 def keep_freed_memory(keep: bool = True) -> bool:
-    """Reuse large blocks, or (`keep` false) go back to the defaults; False where it cannot be."""
+    """Tell glibc to reuse large blocks, or (`keep` false) as by default; False where it cannot be.
+
+    It takes blocks of more than 32 MB from the system each time and gives them back when they are
+    freed. The system clears every page of them anew, so a step that allocates many large tensors
+    spends its time in page faults. Kept in the heap, they are reused warm.
+    """
     if not sys.platform.startswith('linux'):
         return False
     try:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kp2d_core.cli import main
-from kp2d_core.evaluation.baselines import baseline
 from kp2d_core.evaluation.hpatches import load_sequences, select_split
+from kp2d_core.evaluation.methods import baseline
 from kp2d_core.evaluation.protocol import evaluate
 from kp2d_core.geometry import warp_points
 from kp2d_core.views.pairs import make_sequences, middle_of
