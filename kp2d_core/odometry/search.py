@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from kp2d_core.features import Float
-from kp2d_core.neighbours import Gate, Neighbours, find_neighbours
+from kp2d_core.matching import STEEP, Gate, Neighbours, find_neighbours
 from kp2d_core.odometry.frames import Frame, Map, predicted
 from kp2d_core.odometry.geometry import Ints, Matrix, epipolar_matrix
 from kp2d_core.odometry.settings import Settings
 
-STEEP = 1e6
 Pairs = tuple[Ints, Ints]  # two rows of indices that belong together
 
 
