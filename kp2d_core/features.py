@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,3 +117,15 @@ def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArra
         lower.append(np.minimum(first, second))
         higher.append(np.maximum(first, second))
     return np.concatenate(lower), np.concatenate(higher)
+
+
+def unit_descriptors(descriptors: NDArray[Any]) -> Float:
+    """Any descriptors as unit vectors with the same neighbours.
+
+    Bits become +-1: then squared Euclidean distances are proportional to Hamming distances, and
+    one way of matching serves binary and real descriptors alike.
+    """
+    if descriptors.dtype == np.uint8:
+        descriptors = np.unpackbits(descriptors, axis=1).astype(np.float32) * 2 - 1
+    lengths = np.linalg.norm(descriptors, axis=1, keepdims=True)
+    return np.asarray(descriptors / np.maximum(lengths, 1e-12), np.float32)

@@ -11,12 +11,12 @@ from sequences import write_sequences
 
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import load_sequences
-from kp2d_core.evaluation.methods import BASELINES, baseline, unit_descriptors
+from kp2d_core.evaluation.methods import BASELINES, baseline
 from kp2d_core.evaluation.metrics import descriptor_distances
 from kp2d_core.evaluation.protocol import METRICS, evaluate, split_evaluation
-from kp2d_core.evaluation.study import Study, to_json
-from kp2d_core.evaluation.tables import format_study, paper_rows, rows_beside
-from kp2d_core.features import Features
+from kp2d_core.evaluation.study import Study, paper_rows, rows_beside, to_json
+from kp2d_core.evaluation.tables import format_study
+from kp2d_core.features import Features, unit_descriptors
 
 
 @pytest.fixture(scope='module')

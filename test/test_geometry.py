@@ -55,7 +55,7 @@ def test_resized_pixels_are_where_opencv_puts_them():
 def test_the_sign_of_a_homography_does_not_matter():
     points = np.random.default_rng(0).uniform(0, 100, (20, 2))
     expected = warp_points(points, shift_matrix(3, 4))
-    np.testing.assert_allclose(expected, points + (3, 4))
+    np.testing.assert_allclose(expected, points + np.array([3, 4]))
     np.testing.assert_allclose(
         warp_points(points, in_front(-shift_matrix(3, 4), points)), expected
     )

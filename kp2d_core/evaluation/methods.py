@@ -10,12 +10,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from kp2d_core.detector import DEFAULT_SCALES, KeypointDetector, check_scales
 from kp2d_core.evaluation.onnx_extractor import onnx_extractor
 from kp2d_core.evaluation.protocol import Extract
-from kp2d_core.features import Features, Float
+from kp2d_core.features import Features, unit_descriptors
 from kp2d_core.images import Image, Size, size_of
 
 
@@ -125,15 +124,3 @@ def baseline(name: str, top_k: int = 300) -> Extract:
         return Features(points[order], scores[order], unit[order], size_of(image))
 
     return extract
-
-
-def unit_descriptors(descriptors: NDArray[Any]) -> Float:
-    """Any descriptors as unit vectors with the same neighbours.
-
-    Bits become +-1: then squared Euclidean distances are proportional to Hamming distances, and
-    one way of matching serves binary and real descriptors alike.
-    """
-    if descriptors.dtype == np.uint8:
-        descriptors = np.unpackbits(descriptors, axis=1).astype(np.float32) * 2 - 1
-    lengths = np.linalg.norm(descriptors, axis=1, keepdims=True)
-    return np.asarray(descriptors / np.maximum(lengths, 1e-12), np.float32)

@@ -29,9 +29,8 @@ import yaml
 from numpy.typing import NDArray
 
 from kp2d_core.errors import FileError
-from kp2d_core.evaluation.methods import unit_descriptors
 from kp2d_core.evaluation.protocol import Extract
-from kp2d_core.features import Features
+from kp2d_core.features import Features, unit_descriptors
 from kp2d_core.images import Image, Placement, Size, size_of
 
 COORDINATES = ('pixels', 'normalised')

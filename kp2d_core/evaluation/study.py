@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from kp2d_core.evaluation.hpatches import Sequence
 from kp2d_core.evaluation.motion import MotionResult
 from kp2d_core.evaluation.protocol import Evaluation, PairResult, split_evaluation
 from kp2d_core.evaluation.robustness import RobustnessPoint, ShiftResult
-from kp2d_core.evaluation.tables import PaperRow, rows_beside
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Size
 from kp2d_core.version import __version__
+
+TABLES = Path(__file__).with_name('paper.yaml')
 
 
 @dataclass
@@ -132,3 +137,39 @@ def _pair_json(pair: PairResult) -> dict[str, Any]:
 
 def _rows(results: list[Any]) -> list[dict[str, Any]]:
     return [asdict(result) for result in results]
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    method: str
+    source: str  # which table
+    pairs: int
+    metrics: dict[str, float]
+    deviation: dict[str, float]  # over RANSAC runs, where the paper gives it
+
+
+@lru_cache
+def paper_rows(size: Size, top_k: int, split: str) -> tuple[PaperRow, ...]:
+    """All rows for this size, number of points and split; none if the paper has no such table."""
+    split = split.removeprefix('v_')
+    found: list[PaperRow] = []
+    for table in yaml.safe_load(TABLES.read_text()):
+        if (tuple(table['size']), table['top_k'], table['split']) != (size, top_k, split):
+            continue
+        for method, row in table['rows'].items():
+            deviation = row.pop('deviation', {})
+            found.append(PaperRow(method, table['source'], table['pairs'], row, deviation))
+    return tuple(found)
+
+
+def rows_beside(
+    methods: Collection[str], size: Size, top_k: int, split: str, which: str = 'same'
+) -> list[PaperRow]:
+    """The rows to print: of the 'same' methods (and KP2D, for any model), 'all', or 'none'."""
+    if which == 'none':
+        return []
+    rows = paper_rows(size, top_k, split)
+    if which == 'all':
+        return list(rows)
+    wanted = {method.upper() for method in methods} | {'KP2D'}
+    return [row for row in rows if row.method in wanted]
