@@ -47,6 +47,12 @@ def test_a_model_beside_baselines(data, model, tmp_path, capsys):
         assert len(method['pairs'][0]['corner_errors']) == 2
         assert re.search(rf'{name}\s+{whole["repeatability"]:.3f}', printed)
     assert results['methods']['sift']['splits']['all']['mscore'] > 0.3
+    assert (results['nms_radius'], results['truth']) == (3, 'exact')
+    assert 'each place once, radius 3 px, exact truth' in printed
+    known = results['methods']['small-0']['reliability']
+    assert known['found_within'] == 1.5 and 'found again within 1.5 px' in printed
+    assert len(known['found']) == len(known['points']) == 10 and sum(known['points']) > 1000
+    assert all('reliability' not in results['methods'][name] for name in ('sift', 'orb'))
     check_report((report / 'index.html').read_text(), drawings=3 * 5)
 
 
@@ -99,12 +105,35 @@ def test_scales_are_named_beside_the_model(data, model, capsys):
     assert re.search(r'small-0 at 1\.5x\+1x +1\.000 +0\.000 +1\.000', printed)
 
 
+def test_the_papers_protocol_counts_copies_and_says_so(data, capsys, tmp_path):
+    arguments = ['evaluate', '--model', 'none', '--baselines', 'orb', '--data', data]
+    protocols = {
+        'paper': ['--nms-radius', '0'],
+        'exact': ['--nms-radius', '0', '--truth', 'exact'],
+        'once': ['--nms-radius', '4'],
+    }
+    figures, printed = {}, {}
+    for name, options in protocols.items():
+        out = tmp_path / f'{name}.json'
+        assert main([*arguments, *options, '--splits', 'all', '--json', str(out)]) == 0
+        printed[name] = capsys.readouterr().out
+        figures[name] = json.loads(out.read_text())['methods']['orb']['splits']['all']
+    assert "300 points, the paper's protocol: copies count" in printed['paper']
+    assert 'copies count, exact truth' in printed['exact']
+    assert 'each place once, radius 4 px, exact truth' in printed['once']
+    assert re.search(r"paper's ORB, by its protocol +0\.532", printed['once'])
+    # ORB finds places again at several of its scales.
+    assert figures['paper']['copies'] == figures['once']['copies'] > 0.2
+    assert figures['once']['repeatability'] < figures['exact']['repeatability'] - 0.02
+    assert figures['paper'] != figures['exact']
+
+
 def test_the_papers_rows_stand_beside_a_sequence_of_its_name(data, tmp_path, capsys):
     (tmp_path / 'v_bark').symlink_to(f'{data}/v_astronaut')
     arguments = ['evaluate', '--model', 'none', '--baselines', 'sift', '--data', str(tmp_path)]
     assert main([*arguments, '--splits', 'bark']) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"paper's SIFT +0\.470 +1\.252 +0\.600±0\.000", printed)
+    assert re.search(r"paper's SIFT, by its protocol +0\.470 +1\.252 +0\.600±0\.000", printed)
     assert main([*arguments, '--splits', 'bark', '--paper', 'none']) == 0
     assert 'paper' not in capsys.readouterr().out
 
@@ -146,6 +175,8 @@ def test_what_is_skipped_is_said(photographs, tmp_path, capsys):
         (['--data', 'DATA', '--sequences', 'boat'], "no sequence 'boat'"),
         (['--data', 'DATA', '--splits', 'winter'], "no split 'winter'"),
         (['--data', 'DATA', '--json', 'DATA'], '--json must be a file'),
+        (['--data', 'DATA', '--nms-radius', '-1'], '--nms-radius must be 0 or more'),
+        (['--data', 'DATA', '--found-within', '0'], '--found-within must be above 0'),
         (['--data', 'DATA', '--html', 'DATA/i_same/1.png'], '--html must be a folder'),
     ],
 )

@@ -121,6 +121,34 @@ def test_rescaling_by_hand():
     # 100x100 to 50x20 and 200x50 to 50x20: the point (40, 60) becomes (20, 12); it maps to
     # (45, 57), which becomes (11.25, 22.8).
     truth = np.array([[1.0, 0, 5], [0, 1, -3], [0, 0, 1]])
-    scaled = rescale(truth, (100, 100), (200, 50), (50, 20))
+    scaled = rescale(truth, (100, 100), (200, 50), (50, 20), 'paper')
     assert warp_points(np.array([[20, 12]]), scaled)[0] == pytest.approx([11.25, 22.8])
-    assert rescale(-truth, (100, 100), (200, 50), (50, 20)) == pytest.approx(scaled)
+    assert rescale(-truth, (100, 100), (200, 50), (50, 20), 'paper') == pytest.approx(scaled)
+    with pytest.raises(ValueError, match="exact, paper, got 'other'"):
+        rescale(truth, (100, 100), (200, 50), (50, 20), 'other')
+
+
+def spot(size, centre):
+    """An image with one soft round spot."""
+    y, x = np.mgrid[: size[1], : size[0]]
+    distance = (x - centre[0]) ** 2 + (y - centre[1]) ** 2
+    return np.exp(-distance / 200).astype(np.float32)
+
+
+def middle(image):
+    """Of what is bright."""
+    y, x = np.mgrid[: image.shape[0], : image.shape[1]]
+    return np.array([(x * image).sum(), (y * image).sum()]) / image.sum()
+
+
+def test_the_exact_truth_is_where_resized_pixels_are():
+    first, second, size = (1000, 800), (640, 900), (320, 240)
+    truth = np.array([[0.6, 0.05, 20], [-0.04, 0.9, 60], [0, 0, 1]])
+    here = np.array([420.0, 380])
+    there = warp_points(here[None], truth)[0]
+    spots = [spot(first, here), spot(second, there)]
+    seen, seen_there = (middle(cv2.resize(image, size)) for image in spots)
+    exact = warp_points(seen[None], rescale(truth, first, second, size))[0]
+    papers = warp_points(seen[None], rescale(truth, first, second, size, 'paper'))[0]
+    assert exact == pytest.approx(seen_there, abs=0.02)
+    assert np.linalg.norm(papers - seen_there) > 0.1

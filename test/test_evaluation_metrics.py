@@ -13,6 +13,7 @@ from kp2d_core.evaluation.metrics import (
     in_view,
     matching_score,
     mutual_matches,
+    share_of_copies,
 )
 from kp2d_core.features import Features
 from kp2d_core.geometry import warp_points
@@ -144,7 +145,8 @@ def test_no_points_are_a_failure_and_not_a_number_out_of_range(pair):
     assert matching_score(first, second, IDENTITY, SIZE, 300) == 0
     matched = mutual_matches(first, second, IDENTITY, SIZE, 300)
     assert len(matched[0]) == len(matched[1]) == 0
-    fit = fit_homographies(*matched, IDENTITY, SIZE, 3)
+    points = (each.keypoints for each in matched)
+    fit = fit_homographies(*points, IDENTITY, SIZE, 3)
     assert np.isinf(fit.corner_errors).all() and not fit.inlier_ratios.any()
 
 
@@ -163,8 +165,16 @@ def test_mutual_matches_are_mutual_and_in_view_of_both():
     truth = moved_by(30, 0)
     there = mutual_matches(first, second, truth, SIZE, 300)
     back = mutual_matches(second, first, np.linalg.inv(truth), SIZE, 300)
-    assert [each.tolist() for each in there] == [[[10, 10]], [[40, 10]]]
-    assert [each.tolist() for each in back] == [[[40, 10]], [[10, 10]]]
+    assert [each.keypoints.tolist() for each in there] == [[[10, 10]], [[40, 10]]]
+    assert [each.keypoints.tolist() for each in back] == [[[40, 10]], [[10, 10]]]
+
+
+def test_copies_are_points_close_to_a_better_one():
+    # (11, 10) and (10, 11.9) are copies of the first, (11.5, 11.5) of both of them, not of it.
+    points = features([[10, 10], [50, 40], [11, 10], [10, 11.9], [11.5, 11.5], [52, 40]])
+    assert share_of_copies(points, 300) == pytest.approx(3 / 6)
+    assert share_of_copies(points, 3) == pytest.approx(1 / 3)
+    assert share_of_copies(points, 2) == share_of_copies(NOTHING, 300) == 0
 
 
 def test_symmetric_metrics_do_not_care_which_image_is_first():

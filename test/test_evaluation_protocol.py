@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import load_sequences
 from kp2d_core.evaluation.methods import BASELINES, baseline
 from kp2d_core.evaluation.metrics import descriptor_distances
-from kp2d_core.evaluation.protocol import METRICS, evaluate, split_evaluation
+from kp2d_core.evaluation.protocol import METRICS, evaluate, once, split_evaluation
 from kp2d_core.evaluation.study import Study, paper_rows, rows_beside, to_json
 from kp2d_core.evaluation.tables import format_study
-from kp2d_core.features import Features, unit_descriptors
+from kp2d_core.features import Features, join_features, unit_descriptors
 
 
 @pytest.fixture(scope='module')
@@ -96,8 +97,8 @@ def test_an_extractor_that_finds_nothing_fails_every_pair(sequences):
     assert evaluation.failures() == len(evaluation.pairs) == 5
     mean = evaluation.mean()
     assert all(math.isfinite(value) and value >= 0 for value in mean.values())
-    assert mean['localization'] == 3
-    assert not any(mean[name] for name in mean if name != 'localization')
+    assert mean['localization'] == mean['error'] == 3
+    assert not any(mean[name] for name in mean if name not in ('localization', 'error'))
     study = Study('data', (320, 240), 300, 2, ['all'], sequences=sequences,
                   methods={'nothing': ''}, evaluations={'nothing': evaluation})  # fmt: skip
     written = json.dumps(to_json(study), allow_nan=False)
@@ -118,6 +119,46 @@ def test_settings_are_checked(sequences, wrong):
         evaluate(nothing, sequences, **wrong)
     with pytest.raises(ValueError, match='no sequence'):
         evaluate(nothing, [])
+    with pytest.raises(ValueError, match='nms_radius must be 0 or more'):
+        evaluate(nothing, sequences, nms_radius=-1)
+
+
+def test_copies_gain_nothing_unless_they_count(sequences, sift):
+    """Every point three times, half a pixel apart: the figures are those of the points."""
+    extract, random = baseline('sift'), np.random.default_rng(0)
+
+    def copying(image):
+        best = extract(image)[:300]
+        found = once(best, 3)
+        copies = [found] + [
+            replace(found, keypoints=found.keypoints + random.normal(0, 0.4, (len(found), 2)))
+            for _ in range(2)
+        ]
+        joined = join_features(copies)
+        rank = np.arange(len(found))  # copies stand right behind what they are of
+        return joined[np.argsort(np.concatenate([rank, rank + 0.3, rank + 0.6]))]
+
+    def honest(image):
+        return once(extract(image)[:300], 3)
+
+    once_each = evaluate(honest, sequences, nms_radius=3).mean()
+    suppressed = evaluate(copying, sequences, nms_radius=3).mean()
+    counted = evaluate(copying, sequences, nms_radius=0).mean()
+    for name in ('repeatability', 'localization', 'mscore', 'right', 'error'):
+        assert suppressed[name] == pytest.approx(once_each[name], abs=0.02), name
+    assert counted['copies'] == suppressed['copies'] > 0.5 > once_each['copies'] == 0
+    assert counted['right'] < 0.7 * once_each['right']
+
+
+def test_the_error_is_pooled_over_all_right_matches(sift):
+    errors = np.concatenate([pair.errors for pair in sift.pairs])
+    mean = sift.mean()
+    assert mean['error'] == pytest.approx(np.median(errors))
+    assert mean['right'] == pytest.approx(len(errors) / len(sift.pairs))
+    assert 0 < errors.max() < 3
+    own = sift.only(['v_astronaut'])
+    assert own.mean()['error'] == pytest.approx(np.median(np.concatenate(
+        [pair.errors for pair in own.pairs])))  # fmt: skip
 
 
 @pytest.mark.parametrize('name', BASELINES)
@@ -176,7 +217,7 @@ def test_which_rows_stand_beside_ours():
 def test_agreement_with_the_paper(shared_data):
     sequences = load_sequences(shared_data / 'hpatches_mini', ['graffiti', 'bark'])
     for name in ('sift', 'orb'):
-        evaluation = evaluate(baseline(name), sequences)
+        evaluation = evaluate(baseline(name), sequences, nms_radius=0, truth='paper')
         for sequence in ('graffiti', 'bark'):
             ours = evaluation.only([f'v_{sequence}']).mean()
             [paper] = [

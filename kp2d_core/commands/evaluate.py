@@ -8,25 +8,30 @@ from pathlib import Path
 
 from kp2d_core.commands.arguments import add_scales_argument, positive, size
 from kp2d_core.evaluation.camera_paths import CameraPath, load_camera_path
-from kp2d_core.evaluation.hpatches import load_sequences, select_split
+from kp2d_core.evaluation.hpatches import TRUTHS, load_sequences, select_split
 from kp2d_core.evaluation.methods import BASELINES, Method, open_methods
 from kp2d_core.evaluation.motion import GAPS, choose_pairs, motion_test
 from kp2d_core.evaluation.plots import Gallery
-from kp2d_core.evaluation.protocol import Evaluation, evaluate
+from kp2d_core.evaluation.protocol import NMS_RADIUS, Evaluation, Extract, evaluate, once
+from kp2d_core.evaluation.reliability import FOUND
 from kp2d_core.evaluation.robustness import robustness, shift_test
 from kp2d_core.evaluation.study import Study, write_json
 from kp2d_core.evaluation.tables import format_study
+from kp2d_core.features import in_order_of_score
 from kp2d_core.images import Image, find_images, read_image
 
 DESCRIPTION = """\
 Repeatability, localization error, homography accuracy and matching score on pairs of images, as
-the KP2D paper measures them, for any number of models and classical methods in one table.
+the KP2D paper defines them, and right matches and their error, for any number of models and
+classical methods in one table. Each place counts once, and the truth is exact to the half pixel;
+--nms-radius 0 is the paper's protocol, where copies of a point count.
 
 DATA is a folder in HPatches layout: one folder for each sequence, with the images 1.png ... 6.png
 (any format) and the homographies H_1_2 ... H_1_6."""
 EXAMPLES = """\
 examples:
   kp2d evaluate --data hpatches                         small, 320x240, 300 points
+  kp2d evaluate --data hpatches --nms-radius 0          the same by the paper's protocol
   kp2d evaluate --data hpatches --size 640x480 --top-k 1000 --seeds 10
   kp2d evaluate --data hpatches --model small v4 mine.safetensors --baselines sift,orb --html out
   kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
@@ -81,6 +86,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='points of each image that count, the best ones (default: %(default)s)',
     )  # fmt: skip
     data.add_argument(
+        '--nms-radius', type=float, default=NMS_RADIUS, metavar='PX',
+        help='count only the best point within so many pixels, for every method; 0: count copies, '
+        'as the paper does (default: %(default)g)',
+    )  # fmt: skip
+    data.add_argument(
+        '--truth', choices=TRUTHS,
+        help="how homographies follow the images' resizing: exact to the half pixel, or scaled "
+        "alone, the paper's way (default: exact, but paper with --nms-radius 0)",
+    )  # fmt: skip
+    data.add_argument(
+        '--found-within', type=float, default=FOUND, metavar='PX',
+        help='distance of the reliability of scores (default: %(default)g)',
+    )  # fmt: skip
+    data.add_argument(
         '--seeds', type=positive, default=1, metavar='N',
         help='RANSAC runs for each pair, to give mean and deviation (default: %(default)s)',
     )  # fmt: skip
@@ -131,6 +150,9 @@ def run(args: argparse.Namespace) -> int:
         size=args.size,
         top_k=args.top_k,
         seeds=args.seeds,
+        nms_radius=args.nms_radius,
+        truth=args.truth or ('exact' if args.nms_radius else 'paper'),
+        found_within=args.found_within,
         paper=args.paper,
     )
     if args.data:
@@ -157,20 +179,21 @@ def run(args: argparse.Namespace) -> int:
     gallery = _gallery(study) if args.html else Gallery({}, study.top_k)
     for method in methods:
         study.methods[method.name] = method.description
+        extract = _each_place_once(method.extract, args.nms_radius)
         if study.sequences:
             study.evaluations[method.name] = _evaluate(method, study, gallery)
         if shift_photos:
             study.shift[method.name] = shift_test(
-                method.extract, shift_photos, size=args.size, top_k=args.top_k, progress=True
+                extract, shift_photos, size=args.size, top_k=args.top_k, progress=True
             )
         if robustness_photos:
             study.robustness[method.name] = robustness(
-                method.extract, robustness_photos, size=args.size, top_k=args.top_k, progress=True
+                extract, robustness_photos, size=args.size, top_k=args.top_k, progress=True
             )
         if paths:
             study.motion[method.name] = {
                 path.name: motion_test(
-                    method.extract,
+                    extract,
                     path,
                     args.gaps,
                     top_k=args.top_k,
@@ -192,16 +215,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(method: Method, study: Study, gallery: Gallery) -> Evaluation:
-    return evaluate(
+    evaluation = evaluate(
         method.extract,
         study.sequences,
         size=study.size,
         top_k=study.top_k,
         seeds=study.seeds,
+        nms_radius=study.nms_radius,
+        truth=study.truth,
+        found_within=study.found_within,
         progress=True,
         name=method.name,
         watch=lambda pair, result: gallery.add(method.name, pair, result),
     )
+    known = evaluation.reliability()
+    if method.scores_are_shares and known is not None:
+        study.reliability[method.name] = known
+    return evaluation
+
+
+def _each_place_once(extract: Extract, nms_radius: float) -> Extract:
+    return lambda image: once(in_order_of_score(extract(image)), nms_radius)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -209,6 +243,10 @@ def _check(args: argparse.Namespace) -> None:
     if not (args.data or args.shift or args.robustness or args.motion):
         raise ValueError('give --data, a folder in HPatches layout, photographs to --shift or '
                          '--robustness, or camera paths to --motion')  # fmt: skip
+    if not args.found_within > 0:
+        raise ValueError(f'--found-within must be above 0 px, got {args.found_within:g}')
+    if not args.nms_radius >= 0:
+        raise ValueError(f'--nms-radius must be 0 or more, got {args.nms_radius:g}')
     if args.json and args.json.is_dir():
         raise ValueError(f'--json must be a file, {args.json} is a folder')
     if args.html and args.html.exists() and not args.html.is_dir():

@@ -22,7 +22,8 @@ from kp2d_core.images import Image, Size, size_of
 class Method:
     name: str  # short and unique, as in the tables
     description: str  # what runs it
-    extract: Extract
+    extract: Extract  # all points, copies too
+    scores_are_shares: bool = False  # scores say how often a point is found again
 
 
 def open_methods(
@@ -67,8 +68,9 @@ def open_methods(
             at = 'at ' + '+'.join(f'{scale:g}x' for scale in used)
             if scales is not None:
                 title += f' {at}'
-            extract = partial(detector.detect, scales=scales, max_keypoints=None)
-            methods.append(Method(title, f'{detector.runtime.description}, {at}', extract))
+            extract = partial(detector.detect, scales=scales, max_keypoints=None, nms_radius=0.0)
+            description = f'{detector.runtime.description}, {at}'
+            methods.append(Method(title, description, extract, scores_are_shares=True))
     for name in baselines:
         methods.append(Method(name, f'OpenCV {cv2.__version__}', baseline(name, top_k)))
     repeated = {each.name for each in methods if [m.name for m in methods].count(each.name) > 1}

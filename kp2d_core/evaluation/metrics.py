@@ -1,4 +1,4 @@
-"""The paper's metrics of one pair of images, on features and the true homography between them.
+"""Metrics of one pair of images, on features and the true homography between them.
 
 What is filtered before the best `top_k` are taken, and where a limit is inclusive, decides the
 figures: repeatability and homography look at points that both images see, the matching score at
@@ -20,6 +20,7 @@ from kp2d_core.images import Size
 Array = NDArray[np.float64]
 
 CORRECT = 3.0  # px, within which a point or a match counts
+COPY = 2.0  # px, within which of a better one a point is a copy of it
 CORNER_THRESHOLDS = (1, 3, 5)  # px of mean corner error, within which a homography counts
 RANSAC_THRESHOLD = 3.0
 RANSAC_ITERATIONS = 5000
@@ -55,7 +56,7 @@ def detection(
     """How many of the points that both see are found again within 3 px, and how closely."""
     warped = warp_points(first.keypoints, first_to_second)
     expected = warped[in_view(warped, size)][:top_k]
-    found = _seen_by_other(second, inverse(first_to_second), size)[:top_k].keypoints
+    found = seen_by_other(second, inverse(first_to_second), size)[:top_k].keypoints
     if not len(expected) or not len(found):
         return Detection(0.0, CORRECT, True)
     distances = np.linalg.norm(expected[:, None] - found[None], axis=2)
@@ -64,6 +65,15 @@ def detection(
     if not len(hits):
         return Detection(0.0, CORRECT, True)
     return Detection(len(hits) / len(nearest), float(hits.mean()), False)
+
+
+def share_of_copies(features: Features, top_k: int) -> float:
+    """Of the best `top_k` points, the share within 2 px of a better one: the same place again."""
+    best = features.keypoints[:top_k]
+    if len(best) < 2:
+        return 0.0
+    near = np.linalg.norm(best[:, None] - best[None], axis=2) < COPY
+    return float(np.tril(near, -1).any(axis=1).mean())
 
 
 def matching_score(
@@ -98,31 +108,40 @@ def _directed_score(
 
 def mutual_matches(
     first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
-) -> tuple[Array, Array]:
-    """Points of the two images that are each other's nearest, of those that both images see."""
-    first = _seen_by_other(first, first_to_second, size)[:top_k]
-    second = _seen_by_other(second, inverse(first_to_second), size)[:top_k]
+) -> tuple[Features, Features]:
+    """Those of both images that are each other's nearest, of what both see, in pairs."""
+    return mutually_nearest(
+        seen_by_other(first, first_to_second, size)[:top_k],
+        seen_by_other(second, inverse(first_to_second), size)[:top_k],
+    )
+
+
+def mutually_nearest(first: Features, second: Features) -> tuple[Features, Features]:
+    """Features that are each other's nearest by descriptor, in pairs."""
     if not len(first) or not len(second):
-        return np.empty((0, 2)), np.empty((0, 2))
+        return first[:0], second[:0]
     distances = descriptor_distances(first, second)
     nearest = distances.argmin(axis=1)
     mutual = distances.argmin(axis=0)[nearest] == np.arange(len(first))
-    return (
-        first.keypoints[mutual].astype(np.float64),
-        second.keypoints[nearest[mutual]].astype(np.float64),
-    )
+    return first[mutual], second[nearest[mutual]]
 
 
-def correct_matches(first: Array, second: Array, first_to_second: Array) -> NDArray[np.bool_]:
+def match_errors(
+    first: NDArray[Any], second: NDArray[Any], first_to_second: Array
+) -> NDArray[np.float64]:
+    """How far matches (M, 2) are from the truth, px in the second image."""
+    return np.asarray(np.linalg.norm(warp_points(first, first_to_second) - second, axis=1))
+
+
+def correct_matches(
+    first: NDArray[Any], second: NDArray[Any], first_to_second: Array
+) -> NDArray[np.bool_]:
     """Which matches lie within 3 px of the truth, in the second image."""
-    correct: NDArray[np.bool_] = (
-        np.linalg.norm(warp_points(first, first_to_second) - second, axis=1) < CORRECT
-    )
-    return correct
+    return match_errors(first, second, first_to_second) < CORRECT
 
 
 def fit_homographies(
-    first: Array, second: Array, first_to_second: Array, size: Size, runs: int = 1
+    first: NDArray[Any], second: NDArray[Any], first_to_second: Array, size: Size, runs: int = 1
 ) -> Fit:
     """RANSAC's homography of the matches, `runs` times, and how far it takes the corners astray.
 
@@ -132,6 +151,7 @@ def fit_homographies(
     errors, inlier_ratios = np.full(runs, np.inf), np.zeros(runs)
     if len(first) < MINIMUM_MATCHES:
         return Fit(errors, inlier_ratios)
+    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
     width, height = size
     corners = np.array(
         [[0, 0], [0, height - 1], [width - 1, 0], [width - 1, height - 1]], np.float64
@@ -166,5 +186,5 @@ def descriptor_distances(first: Features, second: Features) -> NDArray[np.float3
     return (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
 
 
-def _seen_by_other(features: Features, to_other: Array, size: Size) -> Features:
+def seen_by_other(features: Features, to_other: Array, size: Size) -> Features:
     return features[in_view(warp_points(features.keypoints, to_other), size)]

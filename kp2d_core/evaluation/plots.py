@@ -13,6 +13,7 @@ import numpy as np
 
 from kp2d_core.evaluation.metrics import correct_matches, mutual_matches
 from kp2d_core.evaluation.protocol import Pair, PairResult
+from kp2d_core.evaluation.reliability import BINS, EXPECTED_MEDIAN
 from kp2d_core.evaluation.robustness import CHANGES
 from kp2d_core.evaluation.study import Study
 from kp2d_core.features import Features
@@ -55,6 +56,10 @@ def plot_study(study: Study) -> dict[str, bytes]:
             plots['Homography accuracy and matching score'] = _accuracy(study)
             if 1 < len(study.sequences) <= MANY_SEQUENCES:
                 plots['Matching score and repeatability by sequence'] = _sequences(study)
+        if study.reliability:
+            plots[f'Points found again within {study.found_within:g} px'] = _reliability(study)
+        if study.sigmas():
+            plots['Errors of right matches over their sigmas'] = _sigmas(study)
         if study.shift:
             plots['Shift test'] = _shift(study)
         if study.robustness:
@@ -118,6 +123,42 @@ def _sequences(study: Study) -> bytes:
     return _svg(figure)
 
 
+def _reliability(study: Study) -> bytes:
+    figure, (left, right) = _figure(2)
+    centres = (np.arange(BINS) + 0.5) / BINS
+    width = 0.8 / BINS / len(study.reliability)
+    for i, (name, known) in enumerate(study.reliability.items()):
+        colour = _colours(study)[name]
+        error = f'{name}, Brier {known.brier():.3f}, error {known.calibration_error():.3f}'
+        scores, shares = map(_gaps, (known.mean_scores(), known.found_shares()))
+        left.plot(scores, shares, 'o-', color=colour, label=error)
+        places = centres + (i - (len(study.reliability) - 1) / 2) * width
+        portions = np.array(known.counts) / max(sum(known.counts), 1)
+        right.bar(places, portions, width * 0.92, color=colour)
+    left.plot((0, 1), (0, 1), '--', color='#94a3b8', linewidth=1)
+    left.set(title='Reliability: a score is a probability on the dashed line', ylim=(0, 1.03))
+    left.set(xlabel='score', ylabel='share found again', xlim=(0, 1))
+    right.set(title='Scores of all points', xlabel='score', ylabel='share of points', xlim=(0, 1))
+    figure.legend(*left.get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    return _svg(figure)
+
+
+def _sigmas(study: Study) -> bytes:
+    figure, (axis,) = _figure(1)
+    ratios = np.linspace(0, 5, 101)
+    for name, values in study.sigmas().items():
+        share = (values[:, None] <= ratios).mean(axis=0)
+        label = f'{name}, median {np.median(values):.2f}'
+        axis.plot(ratios, share, color=_colours(study)[name], label=label)
+    gaussian = 1 - np.exp(-(ratios**2) / 2)
+    label = f'a Gaussian, median {EXPECTED_MEDIAN:.2f}'
+    axis.plot(ratios, gaussian, '--', color='#94a3b8', linewidth=1, label=label)
+    axis.set(title='Right matches within so many sigmas', xlabel='error / sigma', xlim=(0, 5))
+    axis.set(ylabel='share', ylim=(0, 1.03))
+    figure.legend(*axis.get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    return _svg(figure)
+
+
 def _shift(study: Study) -> bytes:
     figure, axes = _figure(3)
     for name, rows in study.shift.items():
@@ -141,6 +182,10 @@ def _shift(study: Study) -> bytes:
 
 def _or_gap(value: float | None) -> float:
     return np.nan if value is None else value
+
+
+def _gaps(values: list[float | None]) -> list[float]:
+    return [_or_gap(value) for value in values]
 
 
 def _robustness(study: Study) -> bytes:
@@ -209,9 +254,10 @@ class Gallery:
 def draw_pair(method: str, pair: Pair, result: PairResult, top_k: int) -> Drawing:
     """The mutual matches that the homography is estimated from."""
     size = size_of(pair.first.image)
-    first, second = mutual_matches(
+    matched = mutual_matches(
         pair.first.features, pair.second.features, pair.first_to_second, size, top_k
     )
+    first, second = (each.keypoints for each in matched)
     correct = correct_matches(first, second, pair.first_to_second)
     scale = WIDTH / (2 * size[0])
     enlarged = [

@@ -1,4 +1,8 @@
-"""The paper's protocol on HPatches: every sequence, image 1 against the others."""
+"""Sequences in HPatches layout, image 1 against the others: the paper's metrics, and more.
+
+The paper counts copies of a point, and scales homographies without the half pixel. Here each place
+counts once and the truth is exact, unless a radius of 0 and the truth of the paper are asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from kp2d_core.evaluation import metrics
-from kp2d_core.evaluation.hpatches import Sequence, rescale, select_split
-from kp2d_core.features import Features, in_order_of_score
+from kp2d_core.evaluation import metrics, reliability
+from kp2d_core.evaluation.hpatches import Sequence, Truth, rescale, select_split
+from kp2d_core.evaluation.reliability import FOUND, Reliability
+from kp2d_core.features import Features, in_order_of_score, select
 from kp2d_core.images import Image, Size, read_image, size_of
 
 Extract = Callable[[Image], Features]  # an RGB uint8 image in, features in its pixels out
 
+NMS_RADIUS = 3.0  # px, within which a place has one point
 METRICS = ('repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore')  # the paper's
+PLACE_METRICS = ('right', 'error', 'copies')  # what copies cannot flatter
 MORE_METRICS = ('auc1', 'auc3', 'auc5', 'precision', 'inlier_ratio', 'matches')
 
 
@@ -33,9 +40,13 @@ class PairResult:
     mscore: float
     precision: float  # share of mutual matches within 3 px of the truth
     matches: int  # mutual matches
+    errors: tuple[float, ...]  # px, of those of them within 3 px of the truth, the right ones
+    copies: float  # share of the best points within 2 px of a better one, before suppression
     corner_errors: tuple[float, ...]  # px, one for each RANSAC run; infinite without a homography
     inlier_ratios: tuple[float, ...]  # RANSAC's inliers over matches, one for each run
     failed: bool  # no point found again, or too few matches for any homography
+    reliability: Reliability | None = None  # None: scores are no probabilities
+    in_sigmas: tuple[float, ...] = ()  # errors over the sigmas of the points, if they have any
 
     def metrics(self) -> dict[str, float]:
         errors = np.array(self.corner_errors)
@@ -44,6 +55,9 @@ class PairResult:
             'localization': self.localization,
             **{f'cor{t}': float((errors <= t).mean()) for t in metrics.CORNER_THRESHOLDS},
             'mscore': self.mscore,
+            'right': float(len(self.errors)),
+            'error': _median(self.errors),
+            'copies': self.copies,
             **{f'auc{t}': metrics.area_under_curve(errors, t) for t in metrics.CORNER_THRESHOLDS},
             'precision': self.precision,
             'inlier_ratio': float(np.mean(self.inlier_ratios)),
@@ -61,13 +75,15 @@ class Evaluation:
     seeds: int
     pairs: list[PairResult]
     milliseconds: list[float] = field(default_factory=list)  # to extract, for each image
+    nms_radius: float = NMS_RADIUS
+    truth: Truth = 'exact'
 
     def mean(self) -> dict[str, float]:
-        """Every metric, averaged over the pairs."""
+        """Every metric, averaged over the pairs; 'error' is the median of all right matches."""
         rows = [pair.metrics() for pair in self.pairs]
-        return {
-            name: float(np.mean([row[name] for row in rows])) for name in (*METRICS, *MORE_METRICS)
-        }
+        names = (*METRICS, *PLACE_METRICS, *MORE_METRICS)
+        means = {name: float(np.mean([row[name] for row in rows])) for name in names}
+        return means | {'error': _median([error for pair in self.pairs for error in pair.errors])}
 
     def deviation(self) -> dict[str, float]:
         """Standard deviation over the RANSAC runs of the metrics that depend on RANSAC."""
@@ -82,6 +98,13 @@ class Evaluation:
             'inlier_ratio': ratios.mean(axis=0),
         }
         return {name: float(np.std(values)) for name, values in of_runs.items()}
+
+    def reliability(self) -> Reliability | None:
+        return reliability.add(pair.reliability for pair in self.pairs)
+
+    def in_sigmas(self) -> NDArray[np.float64]:
+        """Errors of all right matches over the sigmas of their points; empty without sigmas."""
+        return np.array([ratio for pair in self.pairs for ratio in pair.in_sigmas])
 
     def failures(self) -> int:
         return sum(pair.failed for pair in self.pairs)
@@ -103,6 +126,7 @@ class View:
     image: Image
     features: Features  # in descending order of score
     given: Size  # before it was resized
+    copies: float = 0.0  # share of the best points before suppression
 
 
 @dataclass(frozen=True)
@@ -123,17 +147,23 @@ def evaluate(
     size: Size = (320, 240),
     top_k: int = 300,
     seeds: int = 1,
+    nms_radius: float = NMS_RADIUS,
+    truth: Truth = 'exact',
+    found_within: float = FOUND,
     progress: bool = False,
     name: str = '',
     watch: Callable[[Pair, PairResult], object] | None = None,
 ) -> Evaluation:
     """Extract every image once, resized, and compare image 1 of each sequence with the others.
 
-    extract  gives all points that the method finds: the metrics take the best `top_k`
-    seeds    how many times RANSAC runs on each pair
-    watch    is called with every pair, for drawings
+    extract       gives all points that the method finds: the metrics take the best `top_k`
+    seeds         how many times RANSAC runs on each pair
+    nms_radius    px, within which only the best point counts; 0: copies count, as in the paper
+    truth         'exact', or 'paper': how homographies are scaled with the images (`rescale`)
+    found_within  px, of the reliability of scores
+    watch         is called with every pair, for drawings
     """
-    check_settings(sequences, size, top_k, seeds)
+    check_settings(sequences, size, top_k, seeds, nms_radius)
     results: list[PairResult] = []
     milliseconds: list[float] = []
     images = sum(len(sequence.images) for sequence in sequences)
@@ -146,25 +176,53 @@ def evaluate(
                 started = time.perf_counter()
                 features = extract(resized)
                 milliseconds.append((time.perf_counter() - started) * 1000)
-                views[number] = View(resized, in_order_of_score(features), size_of(image))
+                views[number] = look(resized, features, top_k, nms_radius, size_of(image))
                 bar.update()
             for number, homography in sequence.homographies.items():
-                truth = rescale(homography, views[1].given, views[number].given, size)
-                pair = Pair(views[1], views[number], truth, sequence.name, number)
-                results.append(evaluate_pair(pair, top_k, seeds))
+                exact = rescale(homography, views[1].given, views[number].given, size, truth)
+                pair = Pair(views[1], views[number], exact, sequence.name, number)
+                results.append(evaluate_pair(pair, top_k, seeds, found_within))
                 if watch is not None:
                     watch(pair, results[-1])
-    return Evaluation(name, size, top_k, seeds, results, milliseconds)
+    return Evaluation(name, size, top_k, seeds, results, milliseconds, nms_radius, truth)
 
 
-def evaluate_pair(pair: Pair, top_k: int, seeds: int = 1) -> PairResult:
+def look(
+    image: Image,
+    features: Features,
+    top_k: int,
+    nms_radius: float = NMS_RADIUS,
+    given: Size | None = None,
+) -> View:
+    """An image with its features, each place once, and how many were copies before."""
+    ordered = in_order_of_score(features)
+    copies = metrics.share_of_copies(ordered, top_k)
+    return View(image, once(ordered, nms_radius), given or size_of(image), copies)
+
+
+def once(features: Features, nms_radius: float) -> Features:
+    """Each place once; the same if the radius is 0."""
+    if nms_radius == 0:
+        return features
+    return select(features, score_threshold=-np.inf, nms_radius=nms_radius)
+
+
+def evaluate_pair(
+    pair: Pair, top_k: int, seeds: int = 1, found_within: float = FOUND
+) -> PairResult:
     """All metrics of one pair."""
     first, second, truth = pair.first.features, pair.second.features, pair.first_to_second
     size = size_of(pair.first.image)
     detection = metrics.detection(first, second, truth, size, top_k)
     matched = metrics.mutual_matches(first, second, truth, size, top_k)
-    fit = metrics.fit_homographies(*matched, truth, size, seeds)
-    correct = metrics.correct_matches(*matched, truth)
+    points = matched[0].keypoints, matched[1].keypoints
+    fit = metrics.fit_homographies(*points, truth, size, seeds)
+    correct = metrics.correct_matches(*points, truth)
+    # As a user has them, who knows no truth to tell what both images see.
+    nearest = metrics.mutually_nearest(first[:top_k], second[:top_k])
+    errors = metrics.match_errors(nearest[0].keypoints, nearest[1].keypoints, truth)
+    right = errors < metrics.CORRECT
+    in_sigmas = reliability.in_sigmas(errors, *nearest, truth)
     return PairResult(
         sequence=pair.sequence,
         target=pair.target,
@@ -173,10 +231,20 @@ def evaluate_pair(pair: Pair, top_k: int, seeds: int = 1) -> PairResult:
         mscore=metrics.matching_score(first, second, truth, size, top_k),
         precision=float(correct.mean()) if len(correct) else 0.0,
         matches=len(correct),
+        errors=tuple(map(float, errors[right])),
+        copies=(pair.first.copies + pair.second.copies) / 2,
         corner_errors=tuple(map(float, fit.corner_errors)),
         inlier_ratios=tuple(map(float, fit.inlier_ratios)),
         failed=detection.failed or len(correct) < metrics.MINIMUM_MATCHES,
+        reliability=reliability.reliability(first, second, truth, size, found_within),
+        in_sigmas=tuple(map(float, in_sigmas[right])) if len(in_sigmas) else (),
     )
+
+
+def _median(errors: Iterable[float]) -> float:
+    """The worst there can be, if there is none."""
+    known = list(errors)
+    return float(np.median(known)) if known else metrics.CORRECT
 
 
 def split_evaluation(
@@ -191,10 +259,14 @@ def split_evaluation(
     }
 
 
-def check_settings(sequences: list[Sequence], size: Size, top_k: int, seeds: int) -> None:
+def check_settings(
+    sequences: list[Sequence], size: Size, top_k: int, seeds: int, nms_radius: float
+) -> None:
     if not sequences:
         raise ValueError('there is no sequence to evaluate on')
     settings = {'width': size[0], 'height': size[1], 'top_k': top_k, 'seeds': seeds}
     for name, value in settings.items():
         if value < 1:
             raise ValueError(f'{name} must be 1 or more, got {value}')
+    if not nms_radius >= 0:
+        raise ValueError(f'nms_radius must be 0 or more, got {nms_radius}')

@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 
 from kp2d_core.evaluation.plots import Drawing, Gallery, plot_study
-from kp2d_core.evaluation.protocol import METRICS, MORE_METRICS, Evaluation
+from kp2d_core.evaluation.protocol import METRICS, MORE_METRICS, PLACE_METRICS, Evaluation
 from kp2d_core.evaluation.study import Study
-from kp2d_core.evaluation.tables import LOWER_IS_BETTER, TITLES, figure
+from kp2d_core.evaluation.tables import COLUMNS, LOWER_IS_BETTER, TITLES, entry, figure
 from kp2d_core.files import atomic_write
 from kp2d_core.version import __version__
 
@@ -20,6 +20,9 @@ EXPLANATIONS = {
     'cor3': 'share of homographies with a mean corner error of at most 3 px',
     'cor5': 'share of homographies with a mean corner error of at most 5 px',
     'mscore': 'share of nearest-descriptor matches that are within 3 px of the truth',
+    'right': 'mutual matches within 3 px of the truth, of the best points, mean over the pairs',
+    'error': 'median error in px of all right matches of all pairs; lower is better',
+    'copies': 'share of the best points, before suppression, within 2 px of a better one',
     'auc1': 'area under the curve of homographies within an error, up to 1 px',
     'auc3': 'area under the curve of homographies within an error, up to 3 px',
     'auc5': 'area under the curve of homographies within an error, up to 5 px',
@@ -92,7 +95,7 @@ def _header(study: Study) -> str:
     width, height = study.size
     resized = study.evaluations or study.shift or study.robustness  # a camera's frames are not
     facts = [f'{width}x{height}'] if resized else []
-    facts.append(f'best {study.top_k} points')
+    facts += [f'best {study.top_k} points', study.protocol()]
     if study.evaluations:
         pairs = sum(len(sequence.homographies) for sequence in study.sequences)
         facts = [f'{study.data}: {len(study.sequences)} sequences, {pairs} pairs', *facts]
@@ -110,16 +113,17 @@ def _header(study: Study) -> str:
 
 def _split_table(study: Study, split: str, evaluations: dict[str, Evaluation]) -> str:
     means = {method: evaluation.mean() for method, evaluation in evaluations.items()}
-    rows = [_head([*METRICS], ['pairs', 'failed'])]
+    rows = [_head([*COLUMNS], ['pairs', 'failed'])]
     for method, evaluation in evaluations.items():
         deviation = evaluation.deviation() if study.seeds > 1 else {}
-        cells = [_cell(means, method, name, deviation.get(name)) for name in METRICS]
+        cells = [_cell(means, method, name, deviation.get(name)) for name in COLUMNS]
         cells += [f'<td>{len(evaluation.pairs)}</td><td>{evaluation.failures()}</td>']
         rows.append(f'<tr><td>{escape(method)}</td>{"".join(cells)}</tr>')
     for row in study.paper_rows(split):
         figures = [figure(row.metrics[name], row.deviation.get(name)) for name in METRICS]
         cells = [f'<td>{_with_small_deviation(text)}</td>' for text in figures]
-        name = f'<td title="{escape(row.source)}">{escape(row.method)} (paper)</td>'
+        cells += ['<td></td>'] * len(PLACE_METRICS)
+        name = f'<td title="{escape(row.source)}">{escape(row.method)}, paper, its protocol</td>'
         rows.append(f'<tr class="paper">{name}{"".join(cells)}<td>{row.pairs}</td><td></td></tr>')
     return _table(split, rows)
 
@@ -160,8 +164,7 @@ def _cell(
     value = means[method][name]
     best = min(values) if name in LOWER_IS_BETTER else max(values)
     mark = ' class="best"' if len(values) > 1 and value == best else ''
-    text = f'{value:.1f}' if name == 'matches' else figure(value, deviation)
-    return f'<td{mark}>{_with_small_deviation(text)}</td>'
+    return f'<td{mark}>{_with_small_deviation(entry(name, value, deviation))}</td>'
 
 
 def _with_small_deviation(text: str) -> str:

@@ -10,17 +10,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
-from kp2d_core.evaluation.hpatches import Sequence
+from kp2d_core.evaluation.hpatches import Sequence, Truth
 from kp2d_core.evaluation.motion import MotionResult
-from kp2d_core.evaluation.protocol import Evaluation, PairResult, split_evaluation
+from kp2d_core.evaluation.protocol import (
+    NMS_RADIUS,
+    Evaluation,
+    PairResult,
+    split_evaluation,
+)
+from kp2d_core.evaluation.reliability import EXPECTED_MEDIAN, FOUND, Reliability
 from kp2d_core.evaluation.robustness import RobustnessPoint, ShiftResult
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Size
 from kp2d_core.version import __version__
 
 TABLES = Path(__file__).with_name('paper.yaml')
+PERCENTILES = (5, 25, 50, 75, 95)  # of errors over sigmas
 
 
 @dataclass
@@ -32,11 +41,15 @@ class Study:
     top_k: int
     seeds: int
     splits: list[str] = field(default_factory=list)
+    nms_radius: float = NMS_RADIUS
+    truth: Truth = 'exact'
+    found_within: float = FOUND
     paper: str = 'same'  # which of its rows to show: 'same' methods, 'all', 'none'
     sequences: list[Sequence] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)  # a sentence for each thing left out
     methods: dict[str, str] = field(default_factory=dict)  # name -> what runs it
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    reliability: dict[str, Reliability] = field(default_factory=dict)  # of scores that are shares
     shift: dict[str, list[ShiftResult]] = field(default_factory=dict)
     robustness: dict[str, dict[str, list[RobustnessPoint]]] = field(default_factory=dict)
     motion: dict[str, dict[str, list[MotionResult]]] = field(default_factory=dict)  # by path
@@ -49,6 +62,19 @@ class Study:
             for split, part in parts.items():
                 table.setdefault(split, {})[method] = part
         return table
+
+    def protocol(self) -> str:
+        """How points and truth are taken, in words."""
+        if self.nms_radius == 0 and self.truth == 'paper':
+            return "the paper's protocol: copies count"
+        places = f'each place once, radius {self.nms_radius:g} px'
+        truth = 'exact truth' if self.truth == 'exact' else "the paper's truth"
+        return f'{places if self.nms_radius else "copies count"}, {truth}'
+
+    def sigmas(self) -> dict[str, NDArray[np.float64]]:
+        """Errors of right matches over sigmas, of the methods that have any."""
+        ratios = {name: each.in_sigmas() for name, each in self.evaluations.items()}
+        return {name: values for name, values in ratios.items() if len(values)}
 
     def paper_rows(self, split: str) -> list[PaperRow]:
         return rows_beside(self.methods, self.size, self.top_k, split, self.paper)
@@ -63,12 +89,16 @@ def to_json(study: Study) -> dict[str, Any]:
         'size': list(study.size),
         'top_k': study.top_k,
         'seeds': study.seeds,
+        'protocol': study.protocol(),
+        'nms_radius': study.nms_radius,
+        'truth': study.truth,
         'sequences': [sequence.name for sequence in study.sequences],
         'skipped': study.skipped,
         'methods': {
             method: {
                 'description': description,
                 **_evaluation_json(method, study, by_split),
+                **_reliability_json(method, study),
                 **({'shift': _rows(study.shift[method])} if method in study.shift else {}),
                 **_curves_json(method, study),
             }
@@ -113,6 +143,30 @@ def _evaluation_json(
         },
         'pairs': [_pair_json(pair) for pair in evaluation.pairs],
     }
+
+
+def _reliability_json(method: str, study: Study) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    known = study.reliability.get(method)
+    if known is not None:
+        written['reliability'] = {
+            'found_within': study.found_within,
+            'brier': known.brier(),
+            'calibration_error': known.calibration_error(),
+            'points': list(known.counts),
+            'score': known.mean_scores(),
+            'found': known.found_shares(),
+        }
+    ratios = study.sigmas().get(method)
+    if ratios is not None:
+        written['sigma'] = {
+            'median': float(np.median(ratios)),
+            'expected_median': EXPECTED_MEDIAN,
+            'percentiles': {
+                str(share): float(np.percentile(ratios, share)) for share in PERCENTILES
+            },
+        }
+    return written
 
 
 def _curves_json(method: str, study: Study) -> dict[str, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kp2d_core.evaluation.protocol import METRICS, Evaluation
+import numpy as np
+
+from kp2d_core.evaluation.protocol import METRICS, MORE_METRICS, PLACE_METRICS, Evaluation
+from kp2d_core.evaluation.reliability import BINS, EXPECTED_MEDIAN
 from kp2d_core.evaluation.study import Study
 
 TITLES = {
@@ -14,6 +17,9 @@ TITLES = {
     'cor3': 'Cor-3',
     'cor5': 'Cor-5',
     'mscore': 'M.Score',
+    'right': 'Right',
+    'error': 'Error',
+    'copies': 'Copies',
     'auc1': 'AUC@1',
     'auc3': 'AUC@3',
     'auc5': 'AUC@5',
@@ -21,8 +27,9 @@ TITLES = {
     'inlier_ratio': 'Inliers',
     'matches': 'Matches',
 }
-LOWER_IS_BETTER = ('localization',)
-BESIDES = ('auc1', 'auc3', 'auc5', 'precision', 'inlier_ratio', 'matches')
+LOWER_IS_BETTER = ('localization', 'error', 'copies')
+COLUMNS = (*METRICS, *PLACE_METRICS)
+NUMBERS = ('right', 'matches')  # not shares, nor pixels
 
 
 def format_study(study: Study) -> str:
@@ -30,6 +37,10 @@ def format_study(study: Study) -> str:
     blocks = [_split_block(study, split, rows) for split, rows in study.by_split().items()]
     if study.evaluations:
         blocks += [_besides_block(study.evaluations), _time_line(study.evaluations)]
+    if study.reliability:
+        blocks.append(_reliability_block(study))
+    if study.sigmas():
+        blocks.append(_sigma_block(study))
     if study.shift:
         blocks.append(_shift_block(study))
     if study.robustness:
@@ -44,6 +55,11 @@ def figure(value: float, deviation: float | None = None) -> str:
     return f'{value:.3f}' if deviation is None else f'{value:.3f}±{deviation:.3f}'
 
 
+def entry(name: str, value: float, deviation: float | None = None) -> str:
+    """A metric as the tables have it."""
+    return f'{value:.1f}' if name in NUMBERS else figure(value, deviation)
+
+
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest entry; the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -55,31 +71,52 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 def _split_block(study: Study, split: str, evaluations: dict[str, Evaluation]) -> str:
     several = study.seeds > 1
-    rows = [['', *(TITLES[name] for name in METRICS), 'pairs', 'failed']]
+    rows = [['', *(TITLES[name] for name in COLUMNS), 'pairs', 'failed']]
     for method, evaluation in evaluations.items():
         mean, deviation = evaluation.mean(), evaluation.deviation() if several else {}
-        figures = [figure(mean[name], deviation.get(name)) for name in METRICS]
+        figures = [entry(name, mean[name], deviation.get(name)) for name in COLUMNS]
         rows.append([method, *figures, str(len(evaluation.pairs)), str(evaluation.failures())])
     for row in study.paper_rows(split):
         figures = [figure(row.metrics[name], row.deviation.get(name)) for name in METRICS]
-        rows.append([f"paper's {row.method}", *figures, str(row.pairs), ''])
+        figures += [''] * len(PLACE_METRICS)
+        rows.append([f"paper's {row.method}, by its protocol", *figures, str(row.pairs), ''])
     runs = f', {study.seeds} RANSAC runs' if several else ''
-    title = f'{split}: {study.size[0]}x{study.size[1]}, best {study.top_k} points{runs}'
+    size = f'{study.size[0]}x{study.size[1]}'
+    title = f'{split}: {size}, best {study.top_k} points, {study.protocol()}{runs}'
     return f'{title}\n{align(rows)}'
 
 
 def _besides_block(evaluations: dict[str, Evaluation]) -> str:
-    rows = [['', *(TITLES[name] for name in BESIDES)]]
+    rows = [['', *(TITLES[name] for name in MORE_METRICS)]]
     for method, evaluation in evaluations.items():
         mean = evaluation.mean()
-        rows.append([method, *(figure(mean[name]) for name in BESIDES[:-1])])
-        rows[-1].append(f'{mean["matches"]:.1f}')
+        rows.append([method, *(entry(name, mean[name]) for name in MORE_METRICS)])
     return f'besides, over all pairs\n{align(rows)}'
 
 
 def _time_line(evaluations: dict[str, Evaluation]) -> str:
     times = ', '.join(f'{name} {each.time():.1f} ms' for name, each in evaluations.items())
     return f'time per image, median: {times}'
+
+
+def _reliability_block(study: Study) -> str:
+    rows = [['score', *(f'{i / BINS:g}-' for i in range(BINS)), 'Brier', 'calibration error']]
+    for method, known in study.reliability.items():
+        shares = ['' if share is None else f'{share:.2f}' for share in known.found_shares()]
+        ends = [figure(known.brier()), figure(known.calibration_error())]
+        rows.append([f'{method}: share found again', *shares, *ends])
+        rows.append(['  points', *map(str, known.counts), '', ''])
+    return f'points found again within {study.found_within:g} px, by score\n{align(rows)}'
+
+
+def _sigma_block(study: Study) -> str:
+    rows = [['', 'median', 'below 1', 'below 2']]
+    for method, ratios in study.sigmas().items():
+        below = [f'{(ratios < limit).mean():.3f}' for limit in (1, 2)]
+        rows.append([method, f'{np.median(ratios):.3f}', *below])
+    expected = [1 - np.exp(-(limit**2) / 2) for limit in (1, 2)]
+    rows.append(['a Gaussian', f'{EXPECTED_MEDIAN:.3f}', *(f'{share:.3f}' for share in expected)])
+    return f'errors of right matches over their sigmas\n{align(rows)}'
 
 
 def _shift_block(study: Study) -> str:

@@ -19,9 +19,9 @@ from kp2d_core.evaluation.protocol import (
     Extract,
     Pair,
     PairResult,
-    View,
     evaluate,
     evaluate_pair,
+    look,
 )
 from kp2d_core.evaluation.robustness import shift_test
 from kp2d_core.images import Image, read_image, size_of
@@ -114,7 +114,7 @@ def make_pairs(photographs: Photographs) -> list[ViewPair]:
 
 
 def _measure_pair(extract: Extract, pair: ViewPair) -> PairResult:
-    first, second = (View(i, extract(i), SIZE) for i in (pair.first, pair.second))
+    first, second = (look(i, extract(i), TOP_K) for i in (pair.first, pair.second))
     return evaluate_pair(Pair(first, second, pair.first_to_second), TOP_K)
 
 
