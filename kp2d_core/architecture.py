@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-CELL = 8  # one keypoint per CELL x CELL pixels
+CELL = 8  # pixels; the sides of images are padded to multiples of it, the encoder's stride
 LEAKY_SLOPE = 0.01  # of every LeakyReLU
 BATCH_NORM_EPSILON = 1e-5
 
@@ -22,6 +22,28 @@ def inner_cells(rows: int, columns: int) -> NDArray[np.bool_]:
     inner = np.zeros((rows, columns), bool)
     inner[1:-1, 1:-1] = True
     return inner
+
+
+# What int8 makes bytes of: weights and output, the weights alone, nothing.
+Int8 = Literal['output', 'weights', 'none']
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One convolution, and what comes with it."""
+
+    name: str
+    inputs: tuple[int, ...]  # channels of each map that comes in; several lie one after the other
+    outputs: int
+    kernel: int = 3  # pixels wide and high; padded, so that the map keeps its size
+    norm: bool = True  # followed by a batch norm; else it has a bias
+    active: bool = True  # then a LeakyReLU
+    int8: Int8 = 'output'
+    joins: tuple[str, ...] = ()  # the layers whose outputs `inputs` are, if they are several
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        return self.outputs, sum(self.inputs), self.kernel, self.kernel
 
 
 @dataclass(frozen=True)
@@ -48,37 +70,54 @@ class Architecture:
     @property
     def offset_range(self) -> float:
         """How far from its cell's centre a keypoint can lie, in pixels."""
-        return (2.0 if self.cross_border else 1.0) * (CELL - 1) / 2
+        return (2.0 if self.cross_border else 1.0) * (self.cell - 1) / 2
 
     @property
     def descriptor_stride(self) -> int:
         """Pixels per texel of the descriptor map."""
         return CELL // 2 if self.upsample else CELL
 
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every entry of the state dict, in the authors' names and order."""
+    @property
+    def cell(self) -> int:
+        """One keypoint per cell x cell pixels: the stride of the score and location heads."""
+        return CELL
+
+    def layers(self) -> dict[str, Layer]:
+        """Every convolution by name, in the authors' names and order.
+
+        Weights, folding, int8 and growth follow from this table; how the layers are connected is
+        written twice, in networks/keypoint_net.py and in export/graph.py.
+        """
         c1, c2, c3, c4 = self.channels
         # As in the authors' files, convFb is there without upsampling too, though unused then.
-        convolutions = {
-            'conv1a': (3, c1), 'conv1b': (c1, c1),
-            'conv2a': (c1, c2), 'conv2b': (c2, c2),
-            'conv3a': (c2, c3), 'conv3b': (c3, c3),
-            'conv4a': (c3, c4), 'conv4b': (c4, c4),
-            'convDa': (c4, c4), 'convDb': (c4, 1),
-            'convPa': (c4, c4), 'convPb': (c4, 2),
-            'convFa': (c4, c4), 'convFb': (c4, 2 * c4), 'convFaa': (c4, c4),
-            'convFbb': (c4, self.descriptor_size),
-        }  # fmt: skip
+        joined = Layer('convFaa', (c4,), c4)
+        if self.upsample:
+            joined = Layer('convFaa', (c4 // 2, c3), c4, joins=('convFb', 'conv3b'))
+        table = (
+            Layer('conv1a', (3,), c1), Layer('conv1b', (c1,), c1),
+            Layer('conv2a', (c1,), c2), Layer('conv2b', (c2,), c2),
+            Layer('conv3a', (c2,), c3), Layer('conv3b', (c3,), c3),
+            Layer('conv4a', (c3,), c4), Layer('conv4b', (c4,), c4),
+            # Scores and coordinates lose too much in bytes: the ends of their heads stay in float.
+            Layer('convDa', (c4,), c4, int8='weights'), _last('convDb', c4, 1, int8='none'),
+            Layer('convPa', (c4,), c4, int8='weights'), _last('convPb', c4, 2, int8='none'),
+            Layer('convFa', (c4,), c4), Layer('convFb', (c4,), 2 * c4, active=False),
+            joined, _last('convFbb', c4, self.descriptor_size, int8='weights'),
+        )  # fmt: skip
+        return {layer.name: layer for layer in table}
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every entry of the state dict, in the order of the layers."""
         shapes: dict[str, tuple[int, ...]] = {}
-        for name, (inputs, outputs) in convolutions.items():
-            if name in PLAIN_CONVOLUTIONS:
-                shapes[f'{name}.weight'] = (outputs, inputs, 3, 3)
-                shapes[f'{name}.bias'] = (outputs,)
-            else:
-                shapes[f'{name}.0.weight'] = (outputs, inputs, 3, 3)
+        for name, layer in self.layers().items():
+            if layer.norm:
+                shapes[f'{name}.0.weight'] = layer.weight_shape
                 for entry in ('weight', 'bias', 'running_mean', 'running_var'):
-                    shapes[f'{name}.1.{entry}'] = (outputs,)
+                    shapes[f'{name}.1.{entry}'] = (layer.outputs,)
                 shapes[f'{name}.1.num_batches_tracked'] = ()
+            else:
+                shapes[f'{name}.weight'] = layer.weight_shape
+                shapes[f'{name}.bias'] = (layer.outputs,)
         return shapes
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,8 +132,10 @@ class Architecture:
         return cls(**values)
 
 
-# The last layer of each head: a bias, no batch norm. All others are convolution + batch norm.
-PLAIN_CONVOLUTIONS = frozenset({'convDb', 'convPb', 'convFbb'})
+def _last(name: str, inputs: int, outputs: int, int8: Int8) -> Layer:
+    """The last layer of a head: a bias, no batch norm, nothing after it."""
+    return Layer(name, (inputs,), outputs, norm=False, active=False, int8=int8)
+
 
 # V2, V3 and V4 are one network trained with different losses (config/train/).
 VARIANTS: dict[str, Architecture] = {

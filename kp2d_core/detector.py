@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kp2d_core.architecture import CELL
 from kp2d_core.checks import number, shown, whole
 from kp2d_core.features import Features, in_order_of_score, join_features, select
 from kp2d_core.images import (
@@ -124,21 +123,22 @@ class KeypointDetector:
         """What the network finds at one size, some of it perhaps in the padding."""
         network_input, placement = prepare(image, working_size)
         height, width = network_input.shape[:2]
-        top_k = cells = (height // CELL) * (width // CELL)
+        cell = self.runtime.cell
+        top_k = cells = (height // cell) * (width // cell)
         if max_keypoints is not None:
-            top_k = min(max_keypoints + points_in_padding(network_input, placement), cells)
+            top_k = min(max_keypoints + points_in_padding(network_input, placement, cell), cells)
         keypoints, scores, descriptors = self.runtime.run(network_input[None], top_k)
         return Features(
             placement.to_given(keypoints[0]), scores[0], descriptors[0], size_of(image)
         )
 
 
-def points_in_padding(network_input: Image, placement: Placement) -> int:
-    """How many keypoints can lie in the padding: at most two rows and columns of cells."""
+def points_in_padding(network_input: Image, placement: Placement, cell: int) -> int:
+    """How many keypoints can lie in the padding: those of its cells, and of the ones beside it."""
     height, width = network_input.shape[:2]
-    rows = 2 if height > placement.working[1] else 0
-    columns = 2 if width > placement.working[0] else 0
-    return rows * (width // CELL) + columns * (height // CELL)
+    right, below = width - placement.working[0], height - placement.working[1]
+    rows, columns = (-(-pad // cell) + 1 if pad else 0 for pad in (below, right))
+    return rows * (width // cell) + columns * (height // cell)
 
 
 def check_scales(scales: Sequence[float]) -> tuple[float, ...]:

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import torch
 
-from kp2d_core.architecture import VARIANTS
+from kp2d_core.architecture import VARIANTS, Architecture
 from kp2d_core.checkpoint import Checkpoint, save_checkpoint
 from kp2d_core.networks import KeyPointNet
 
 
 @cache
 def random_checkpoint(variant: str = 'small', seed: int = 0) -> Checkpoint:
-    """Untrained, but with statistics of its own, so that nothing hides behind zeros and ones."""
+    return untrained(VARIANTS[variant], seed)
+
+
+def untrained(architecture: Architecture, seed: int = 0) -> Checkpoint:
+    """With statistics of its own, so that nothing hides behind zeros and ones."""
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
-    network = KeyPointNet(VARIANTS[variant])
+    network = KeyPointNet(architecture)
     with torch.no_grad():
         for name, value in network.state_dict().items():
             if name.endswith('running_mean'):
@@ -28,7 +32,7 @@ def random_checkpoint(variant: str = 'small', seed: int = 0) -> Checkpoint:
                 value.normal_(0, 0.1)
     torch.set_rng_state(generator_state)
     weights = {name: value.numpy() for name, value in network.state_dict().items()}
-    return Checkpoint(VARIANTS[variant], weights)
+    return Checkpoint(architecture, weights)
 
 
 def write_random_model(folder: Path, variant: str = 'small', seed: int = 0) -> Path:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from models import random_checkpoint
+from models import random_checkpoint, untrained
 
-from kp2d_core.architecture import VARIANTS
+from kp2d_core.architecture import VARIANTS, Architecture, Layer
 from kp2d_core.errors import FileError
 from kp2d_core.export.graph import build_graph
-from kp2d_core.export.quantization import fold
+from kp2d_core.export.quantization import fold, quantized_layers
 from kp2d_core.export.source import Profile, read_exported
 from kp2d_core.images import prepare
 from kp2d_core.runtimes.torch import TorchRuntime, network_of
@@ -52,6 +54,35 @@ def test_every_cell_is_as_in_torch(variant, image):
     np.testing.assert_allclose(found[0], wanted[0], atol=1e-3)
     np.testing.assert_allclose(found[1], wanted[1], atol=1e-5)
     np.testing.assert_allclose(found[2], wanted[2], atol=1e-5)
+
+
+class Lean(Architecture):
+    """A network with other layers: what follows from the table must follow it."""
+
+    def layers(self) -> dict[str, Layer]:
+        changes = {
+            'convDa': {'kernel': 1}, 'convPb': {'kernel': 1}, 'convFbb': {'kernel': 1},
+            'convPa': {'norm': False}, 'convFa': {'active': False},
+        }  # fmt: skip
+        return {
+            name: replace(layer, **changes.get(name, {}))
+            for name, layer in super().layers().items()
+        }
+
+
+@pytest.mark.parametrize('dense', [False, True])
+def test_the_graph_follows_the_table_of_layers(image, dense):
+    checkpoint = untrained(Lean('lean', width=8, descriptor_size=32))
+    assert checkpoint.weights['convDa.0.weight'].shape == (64, 64, 1, 1)
+    assert checkpoint.weights['convPa.bias'].shape == (64,)
+    cells = profile().cells
+    ours = run(build_graph(checkpoint, profile(cells), dense=dense), image)
+    theirs = TorchRuntime(checkpoint).run(image, cells)
+    for one, other in zip(by_place(ours), by_place(theirs), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+    ranges = dict.fromkeys(quantized_layers(checkpoint.architecture), 4.0)
+    graph = build_graph(checkpoint, profile(cells, precision='int8'), ranges, dense=dense)
+    assert all(np.isfinite(value).all() for value in run(graph, image))
 
 
 def by_place(outputs) -> list[np.ndarray]:

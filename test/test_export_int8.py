@@ -13,9 +13,8 @@ from kp2d_core.checkpoint import Checkpoint, save_checkpoint, shipped_models
 from kp2d_core.cli import main
 from kp2d_core.errors import FileError
 from kp2d_core.export.calibration import BINS, best_fraction, calibrate
-from kp2d_core.export.graph import FLOAT_LAYERS, build_graph, with_unsigned_codes
+from kp2d_core.export.graph import build_graph, with_unsigned_codes
 from kp2d_core.export.quantization import (
-    QUANTIZED_LAYERS,
     calibration_path,
     equalise,
     fold,
@@ -82,9 +81,10 @@ def test_openvino_convolves_in_int8(calibrated):
         if 'Convolution' in str(info['layerType'].astype(str)):
             name = node.get_friendly_name().split('/')[0]
             kinds[name] = info['primitiveType'].astype(str).lower()
-    assert set(kinds) == {*QUANTIZED_LAYERS, 'convDa', 'convPa', *FLOAT_LAYERS}
+    layers = checkpoint.architecture.layers()
+    assert set(kinds) == set(layers) - {'convFbb'}  # which is a product at the keypoints
     for name, kind in kinds.items():
-        assert kind.endswith('f32' if name in FLOAT_LAYERS else 'i8'), (name, kind)
+        assert kind.endswith('f32' if layers[name].int8 == 'none' else 'i8'), (name, kind)
 
 
 def test_unsigned_codes_give_the_same_numbers(calibrated, photographs):
@@ -117,7 +117,7 @@ def test_weights_are_within_half_a_step():
 def test_equalised_network_is_the_same_network(calibrated, photographs):
     checkpoint, ranges = calibrated['small']
     convolutions = fold(checkpoint)
-    changed, same_ranges = equalise(convolutions, ranges)
+    changed, same_ranges = equalise(convolutions, ranges, checkpoint.architecture)
     assert same_ranges['convFb'] == same_ranges['conv3b'] == ranges['conv3b']
     factor = ranges['conv3b'] / ranges['convFb']
     assert abs(factor - 1) > 0.01  # else this shows nothing

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from kp2d_core.architecture import PLAIN_CONVOLUTIONS, VARIANTS, Architecture
+from kp2d_core.architecture import VARIANTS, Architecture
 from kp2d_core.networks import IONet, KeyPointNet
 from kp2d_core.networks.geometry import (
     decode_locations,
@@ -39,7 +39,7 @@ def test_authors_shapes_of_v4():
     shapes = VARIANTS['v4'].parameter_shapes()
     blocks = ('1a', '1b', '2a', '2b', '3a', '3b', '4a', '4b', 'Da', 'Pa', 'Fa', 'Fb', 'Faa')
     sequentials = [f'conv{name}' for name in blocks]
-    assert len(sequentials) * 6 + len(PLAIN_CONVOLUTIONS) * 2 == len(shapes)
+    assert len(sequentials) * 6 + 3 * 2 == len(shapes)
     assert all(f'{name}.1.num_batches_tracked' in shapes for name in sequentials)
     assert shapes['conv1a.0.weight'] == (32, 3, 3, 3)
     assert shapes['conv4b.0.weight'] == (256, 256, 3, 3)

@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 from models import random_checkpoint
 
+from kp2d_core.architecture import VARIANTS
 from kp2d_core.export import engine as engine_module
 from kp2d_core.export.engine import MAGIC, EngineCache, EngineKey, build_engine, library_version
 from kp2d_core.export.graph import build_graph
-from kp2d_core.export.quantization import QUANTIZED_LAYERS
+from kp2d_core.export.quantization import quantized_layers
 from kp2d_core.export.source import Profile
 from kp2d_core.runtimes.cuda import cuda_device
 
 trt = pytest.importorskip('tensorrt_rtx')
 
 PACKAGE = Path(engine_module.__file__).parents[1]
-RANGES = dict.fromkeys(QUANTIZED_LAYERS, 6.0)
+RANGES = dict.fromkeys(quantized_layers(VARIANTS['small']), 6.0)
 
 
 def graph_of(variant: str, profile: Profile) -> bytes:

@@ -16,7 +16,7 @@ from kp2d_core.architecture import VARIANTS
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
-from kp2d_core.export.quantization import QUANTIZED_LAYERS
+from kp2d_core.export.quantization import quantized_layers
 from kp2d_core.export.source import ModelSource
 from kp2d_core.features import Features
 from kp2d_core.images import Image
@@ -161,7 +161,7 @@ def random_checkpoint(variant: str) -> Checkpoint:
     weights = {}
     for name, shape in architecture.parameter_shapes().items():
         if len(shape) == 4:
-            deviation = np.sqrt(2 / (9 * shape[1]))
+            deviation = np.sqrt(2 / np.prod(shape[1:]))
             weights[name] = random.normal(0, deviation, shape).astype(np.float32)
         elif name.endswith('num_batches_tracked'):
             weights[name] = np.zeros(shape, np.int64)
@@ -174,5 +174,6 @@ def random_checkpoint(variant: str) -> Checkpoint:
 def source_to_time(name: str, precision: str) -> ModelSource:
     """Any ranges do for int8: the arithmetic is the same."""
     checkpoint = checkpoint_to_time(name)
-    ranges = dict.fromkeys(QUANTIZED_LAYERS, 8.0) if precision == 'int8' else None
+    layers = quantized_layers(checkpoint.architecture)
+    ranges = dict.fromkeys(layers, 8.0) if precision == 'int8' else None
     return ModelSource(checkpoint.architecture, precision, checkpoint, ranges)

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     auto = suitable_model('tensorrt' if engines else '')
     path = find_checkpoint(auto if args.model == 'auto' else args.model)
     checkpoint = load_checkpoint(path)
-    profile = profile_of(args)
+    profile = profile_of(args, checkpoint.architecture.cell)
     if args.calibrate and profile.precision == 'fp32':
         raise ValueError('--calibrate is for --precision int8, or to measure what fp16 costs')
     images = read_some(args.calibrate) if args.calibrate else []
@@ -112,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def profile_of(args: argparse.Namespace) -> Profile:
+def profile_of(args: argparse.Namespace, cell: int) -> Profile:
     width, height = args.size
     if width % CELL or height % CELL:
         fitting = f'{width // CELL * CELL}x{height // CELL * CELL}'
         raise ValueError(f'--size must be multiples of {CELL}, such as {fitting}')
-    profile = Profile(height, width, 1, args.batch, args.mono, args.precision)
+    profile = Profile(height, width, 1, args.batch, args.mono, args.precision, cell)
     top_k = args.top_k or min(1000, profile.cells)
     if top_k > TENSORRT_TOP_K and (args.tensorrt or args.compute_capability):
         raise ValueError(f'--top-k can be at most {TENSORRT_TOP_K}, the limit of TensorRT')

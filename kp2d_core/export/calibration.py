@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.export.graph import build_graph
-from kp2d_core.export.quantization import LEVELS, QUANTIZED_LAYERS, Calibration, Ranges
+from kp2d_core.export.quantization import LEVELS, Calibration, Ranges, quantized_layers
 from kp2d_core.export.source import Profile
 from kp2d_core.images import Image, prepare
 
@@ -41,8 +41,8 @@ def calibrate(
         for layer, value in values.items():
             counts, _ = np.histogram(np.abs(value), BINS, (0, largest[layer]))
             histograms[layer] += counts
-    ranges: Ranges = dict.fromkeys(QUANTIZED_LAYERS, 1.0)  # those of layers that V0 has not
-    for layer in watch.layers:
+    ranges: Ranges = dict.fromkeys(quantized_layers(checkpoint.architecture), 1.0)
+    for layer in watch.layers:  # a layer that is in the file but unused keeps a range of 1
         ranges[layer] = largest[layer] * best_fraction(histograms[layer])
     return Calibration(ranges, checkpoint.digest(), len(images))
 
@@ -70,9 +70,15 @@ class Watch:
             raise ValueError('calibration needs ONNX Runtime: pip install onnxruntime') from error
 
         width, height = CALIBRATION_SIZE
-        model = build_graph(checkpoint, Profile(height, width, top_k=1), dense=True)
+        model = build_graph(
+            checkpoint,
+            Profile(height, width, top_k=1, cell=checkpoint.architecture.cell),
+            dense=True,
+        )
         written = {name for node in model.graph.node for name in node.output}
-        self.layers = [layer for layer in QUANTIZED_LAYERS if layer in written]
+        self.layers = [
+            layer for layer in quantized_layers(checkpoint.architecture) if layer in written
+        ]
         self.names = [
             f'{layer}.active' if f'{layer}.active' in written else layer for layer in self.layers
         ]

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from kp2d_core.architecture import CELL, INPUT_MEAN, LEAKY_SLOPE, inner_cells
+from kp2d_core.architecture import INPUT_MEAN, LEAKY_SLOPE, inner_cells
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.export.onnx_writer import GraphWriter, MapShape, sample_patches
 from kp2d_core.export.quantization import (
@@ -29,9 +29,6 @@ OUTPUTS = ('keypoints', 'scores', 'descriptors')
 
 # The least length that a descriptor is divided by, as in torch.
 TINY = 1e-12
-
-# The last layers of the heads stay in float: coordinates and scores lose too much otherwise.
-FLOAT_LAYERS = frozenset({'convDb', 'convPb'})
 
 
 def build_graph(
@@ -69,9 +66,10 @@ class NetworkWriter:
         self.profile = profile
         self.ranges = ranges
         self.dtype = np.float16 if profile.precision == 'fp16' else np.float32
+        self.layers = self.architecture.layers()
         self.convolutions = fold(checkpoint, mono=profile.mono)
-        if ranges is not None and self.architecture.upsample:
-            self.convolutions, self.ranges = equalise(self.convolutions, ranges)
+        if ranges is not None:
+            self.convolutions, self.ranges = equalise(self.convolutions, ranges, self.architecture)
         self.writer = GraphWriter()
         self.zero = self.writer.scalar(ZERO_CODE, 0, np.int8) if self.ranges else ''
         self.reals: dict[str, str] = {}  # int8 tensor -> the same, dequantized
@@ -128,23 +126,22 @@ class NetworkWriter:
     def pool(self, x: str) -> str:
         return self.arrange('MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2])
 
-    def convolve(self, name: str, x: str, *, activate: bool = True, quantize: bool = True) -> str:
-        """A convolution, its LeakyReLU, and in int8 the quantization of what comes out."""
-        w = self.writer
-        convolution = self.convolutions[name]
-        weight = self.weight(name, convolution)
-        bias = w.constant(f'{name}.bias', convolution.bias.astype(self.dtype))
-        inputs = [self.real(x), weight, bias]
-        x = w.add('Conv', inputs, name, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
-        if activate:
+    def convolve(self, name: str, x: str) -> str:
+        """A layer of the table: its LeakyReLU, and in int8 the quantization of what comes out."""
+        w, layer = self.writer, self.layers[name]
+        weight = self.weight(name)
+        bias = w.constant(f'{name}.bias', self.convolutions[name].bias.astype(self.dtype))
+        kernel, pad = [layer.kernel] * 2, [layer.kernel // 2] * 4
+        x = w.add('Conv', [self.real(x), weight, bias], name, kernel_shape=kernel, pads=pad)
+        if layer.active:
             x = w.add('LeakyRelu', [x], f'{name}.active', alpha=LEAKY_SLOPE)
-        if quantize and self.ranges is not None:
+        if self.ranges is not None and layer.int8 == 'output':
             x = self.quantize(x, self.ranges[name])
         return x
 
-    def weight(self, name: str, convolution: Convolution) -> str:
-        w = self.writer
-        if self.ranges is None or name in FLOAT_LAYERS:
+    def weight(self, name: str) -> str:
+        w, convolution = self.writer, self.convolutions[name]
+        if self.ranges is None or self.layers[name].int8 == 'none':
             return w.constant(f'{name}.weight', convolution.weight.astype(self.dtype))
         codes, scales = quantize_weight(convolution.weight)
         inputs = [
@@ -188,14 +185,14 @@ class NetworkWriter:
 
     def head(self, first: str, last: str, trunk: str) -> str:
         """Score or location head, as float32."""
-        x = self.convolve(first, trunk, quantize=False)
-        x = self.convolve(last, x, activate=False, quantize=False)
+        x = self.convolve(last, self.convolve(first, trunk))
         return self.writer.cast(x, np.float32, f'{last}.float')
 
     def find_keypoints(self, trunk: str) -> None:
         """The outputs `scores` and `keypoints`: the best cells, and where points lie in them."""
         w, profile = self.writer, self.profile
-        rows, columns = profile.height // CELL, profile.width // CELL
+        cell = self.architecture.cell
+        rows, columns = profile.height // cell, profile.width // cell
         x = w.add('Sigmoid', [self.head('convDa', 'convDb', trunk)], 'score_map')
         inner = inner_cells(rows, columns)[None, None].astype(np.float32)
         x = w.add('Mul', [x, w.constant('inner_cells', inner)], 'inner_scores')
@@ -211,7 +208,7 @@ class NetworkWriter:
         reach = w.scalar('offset_range', self.architecture.offset_range)
         x = w.add('Mul', [x, reach], 'pixel_offsets')
         row, column = np.divmod(np.arange(profile.cells), columns)
-        centres = np.stack([column, row], axis=1).astype(np.float32) * CELL + (CELL - 1) / 2
+        centres = np.stack([column, row], axis=1).astype(np.float32) * cell + (cell - 1) / 2
         centre = w.add('Gather', [w.constant('centres', centres), cells], 'kept_centres', axis=0)
         x = w.add('Add', [centre, x], 'free_keypoints')
         x = w.add('Max', [x, w.scalar('first_pixel', 0)], 'low_keypoints')
@@ -222,7 +219,7 @@ class NetworkWriter:
         """The descriptor head but for its last two layers."""
         x = self.convolve('convFa', trunk)
         if self.architecture.upsample:
-            x = self.convolve('convFb', x, activate=False)
+            x = self.convolve('convFb', x)
             x = self.arrange('DepthToSpace', [x], 'upsampled', blocksize=2, mode='CRD')
             x = self.arrange('Concat', [x, skip], 'joined', axis=1)
         return x
@@ -232,20 +229,20 @@ class NetworkWriter:
         w, profile = self.writer, self.profile
         stride = self.architecture.descriptor_stride
         last = self.convolutions['convFbb']
-        size, channels = last.weight.shape[:2]
+        size, channels, kernel, _ = last.weight.shape
         x = self.convolve('convFaa', x)
         if dense:
-            x = self.convolve('convFbb', x, activate=False, quantize=False)
+            x = self.convolve('convFbb', x)
         shape = MapShape(
             size if dense else channels,
             profile.height // stride, profile.width // stride, profile.height, profile.width,
         )  # fmt: skip
         x = sample_patches(
-            w, x, 'keypoints', shape, profile.top_k, 0 if dense else 1,
+            w, x, 'keypoints', shape, profile.top_k, 0 if dense else kernel // 2,
             real=self.real_like if x in self.scales else None, dtype=self.dtype,
         )  # fmt: skip
         if not dense:
-            matrix = last.weight.transpose(2, 3, 1, 0).reshape(9 * channels, size)
+            matrix = last.weight.transpose(2, 3, 1, 0).reshape(-1, size)
             x = w.add(
                 'MatMul', [x, w.constant('convFbb.matrix', matrix.astype(self.dtype))], 'product'
             )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kp2d_core.architecture import BATCH_NORM_EPSILON, INPUT_SCALE, PLAIN_CONVOLUTIONS
+from kp2d_core.architecture import BATCH_NORM_EPSILON, INPUT_SCALE, Architecture, Layer
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
@@ -21,35 +21,30 @@ LEVELS = 127  # codes go from -LEVELS to LEVELS
 
 Ranges = dict[str, float]  # layer -> the largest magnitude of its output that counts
 
-# The layers whose outputs are quantized, in the order of the graph.
-QUANTIZED_LAYERS = (
-    'conv1a', 'conv1b', 'conv2a', 'conv2b', 'conv3a', 'conv3b', 'conv4a', 'conv4b',
-    'convFa', 'convFb', 'convFaa',
-)  # fmt: skip
-
 
 class Convolution(NamedTuple):
-    """A 3x3 convolution with padding 1."""
+    """A convolution that keeps the size of its map."""
 
-    weight: Array  # (outputs, inputs, 3, 3)
+    weight: Array  # (outputs, inputs, kernel, kernel)
     bias: Array  # (outputs,)
 
 
 def fold(checkpoint: Checkpoint, *, mono: bool = False) -> dict[str, Convolution]:
     """Every convolution by name. The first takes pixels minus their mean, in 0..255 units."""
-    names = sorted({name.split('.')[0] for name in checkpoint.weights})
-    convolutions = {name: _fold_one(checkpoint, name) for name in names}
-    weight, bias = convolutions['conv1a']
+    layers = checkpoint.architecture.layers()
+    convolutions = {name: _fold_one(checkpoint, layer) for name, layer in layers.items()}
+    first = next(iter(layers))
+    weight, bias = convolutions[first]
     weight = weight * np.float32(INPUT_SCALE / 255)
     if mono:  # gray is RGB with three equal channels
         weight = weight.sum(axis=1, keepdims=True)
-    convolutions['conv1a'] = Convolution(weight, bias)
+    convolutions[first] = Convolution(weight, bias)
     return convolutions
 
 
-def _fold_one(checkpoint: Checkpoint, name: str) -> Convolution:
-    weights = checkpoint.weights
-    if name in PLAIN_CONVOLUTIONS:
+def _fold_one(checkpoint: Checkpoint, layer: Layer) -> Convolution:
+    weights, name = checkpoint.weights, layer.name
+    if not layer.norm:
         return Convolution(weights[f'{name}.weight'], weights[f'{name}.bias'])
     gamma, beta, mean, variance = (
         weights[f'{name}.1.{entry}'].astype(np.float64)
@@ -58,6 +53,11 @@ def _fold_one(checkpoint: Checkpoint, name: str) -> Convolution:
     scale = gamma / np.sqrt(variance + BATCH_NORM_EPSILON)
     weight = weights[f'{name}.0.weight'] * scale[:, None, None, None]
     return Convolution(weight.astype(np.float32), (beta - mean * scale).astype(np.float32))
+
+
+def quantized_layers(architecture: Architecture) -> list[str]:
+    """The layers whose outputs are codes, in the order of the graph: they need a range each."""
+    return [name for name, layer in architecture.layers().items() if layer.int8 == 'output']
 
 
 def quantize_weight(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -69,21 +69,26 @@ def quantize_weight(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDAr
 
 
 def equalise(
-    convolutions: dict[str, Convolution], ranges: Ranges
+    convolutions: dict[str, Convolution], ranges: Ranges, architecture: Architecture
 ) -> tuple[dict[str, Convolution], Ranges]:
-    """Bring both inputs of the concatenation to one range, so that one scale fits both.
+    """Bring both inputs of a concatenation to one range, so that one scale fits both.
 
-    convFb has no activation: what is multiplied into its output divides out of convFaa's weights.
+    The first of them must come from a layer without activation: what is multiplied into its output
+    divides out of the weights of the layer that joins them.
     """
-    factor = np.float32(ranges['conv3b'] / ranges['convFb'])
-    upsampled, joined = convolutions['convFb'], convolutions['convFaa']
-    weight = joined.weight.copy()
-    weight[:, : len(upsampled.bias) // 4] /= factor  # the pixel shuffle leaves 1/4 of the channels
-    changed = {
-        'convFb': Convolution(upsampled.weight * factor, upsampled.bias * factor),
-        'convFaa': Convolution(weight, joined.bias),
-    }
-    return convolutions | changed, ranges | {'convFb': ranges['conv3b']}
+    convolutions, ranges = dict(convolutions), dict(ranges)
+    for name, layer in architecture.layers().items():
+        if not layer.joins:
+            continue
+        linear, other = layer.joins
+        factor = np.float32(ranges[other] / ranges[linear])
+        weight = convolutions[name].weight.copy()
+        weight[:, : layer.inputs[0]] /= factor
+        scaled = convolutions[linear]
+        convolutions[linear] = Convolution(scaled.weight * factor, scaled.bias * factor)
+        convolutions[name] = Convolution(weight, convolutions[name].bias)
+        ranges[linear] = ranges[other]
+    return convolutions, ranges
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,8 @@ def load_calibration(path: str | Path, checkpoint: Checkpoint) -> Calibration:
         values = json.loads(path.read_text())
         if values['format'] != FORMAT:
             raise ValueError(f'its format is {values["format"]!r}, not {FORMAT!r}')
-        ranges = {name: float(values['ranges'][name]) for name in QUANTIZED_LAYERS}
+        layers = quantized_layers(checkpoint.architecture)
+        ranges = {name: float(values['ranges'][name]) for name in layers}
         if not all(0 < value < float('inf') for value in ranges.values()):
             raise ValueError('a range is not above 0')
         calibration = Calibration(ranges, str(values['checkpoint']), int(values['images']))

@@ -29,6 +29,7 @@ class Profile:
     batch: int | None = 1  # None: any, decided at each call
     mono: bool = False  # one gray channel in, else RGB
     precision: str = 'fp32'
+    cell: int = CELL  # pixels along a cell, of the model
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -48,7 +49,7 @@ class Profile:
 
     @property
     def cells(self) -> int:
-        return (self.height // CELL) * (self.width // CELL)
+        return (self.height // self.cell) * (self.width // self.cell)
 
     @property
     def channels(self) -> int:
@@ -94,7 +95,9 @@ class ModelSource:
                     f'got {width}x{height}'
                 )
             return self.fixed
-        profile = Profile(height, width, 1, batch, channels == 1, self.precision)
+        profile = Profile(
+            height, width, 1, batch, channels == 1, self.precision, self.architecture.cell
+        )
         return replace(profile, top_k=min(top_k, profile.cells, most or profile.cells))
 
     def graph_for(self, profile: Profile) -> bytes:

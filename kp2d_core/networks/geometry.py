@@ -23,22 +23,22 @@ def inner_cells(rows: int, columns: int, device: torch.device) -> Tensor:
     return torch.from_numpy(architecture.inner_cells(rows, columns)).to(device)
 
 
-def cell_centres(height: int, width: int, like: Tensor) -> Tensor:
+def cell_centres(height: int, width: int, cell: int, like: Tensor) -> Tensor:
     """The pixel coordinates of the centres of height x width cells: (1, 2, height, width)."""
-    middle = (CELL - 1) / 2
-    y = torch.arange(height, device=like.device, dtype=like.dtype) * CELL + middle
-    x = torch.arange(width, device=like.device, dtype=like.dtype) * CELL + middle
+    middle = (cell - 1) / 2
+    y = torch.arange(height, device=like.device, dtype=like.dtype) * cell + middle
+    x = torch.arange(width, device=like.device, dtype=like.dtype) * cell + middle
     return torch.stack([x.expand(height, width), y[:, None].expand(height, width)])[None]
 
 
-def decode_locations(offsets: Tensor, offset_range: float) -> Tensor:
+def decode_locations(offsets: Tensor, offset_range: float, cell: int = CELL) -> Tensor:
     """Offsets (B, 2, Hc, Wc) in (-1, 1) -> pixel coordinates inside the image, same shape."""
     # Not in half precision: its steps are whole pixels from 1024 on, bfloat16's from 128 on.
     offsets = offsets.to(torch.promote_types(offsets.dtype, torch.float32))
     height, width = offsets.shape[-2:]
-    points = cell_centres(height, width, offsets) + offsets * offset_range
-    x = points[:, 0].clamp(0, CELL * width - 1)
-    y = points[:, 1].clamp(0, CELL * height - 1)
+    points = cell_centres(height, width, cell, offsets) + offsets * offset_range
+    x = points[:, 0].clamp(0, cell * width - 1)
+    y = points[:, 1].clamp(0, cell * height - 1)
     return torch.stack([x, y], dim=1)
 
 

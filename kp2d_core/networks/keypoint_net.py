@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kp2d_core.architecture import CELL, LEAKY_SLOPE, Architecture
+from kp2d_core.architecture import CELL, LEAKY_SLOPE, Architecture, Layer
 from kp2d_core.networks.geometry import decode_locations, inner_cells
 
 
@@ -29,16 +29,9 @@ class KeyPointNet(nn.Module):
     def __init__(self, architecture: Architecture | None = None, dropout: float = 0.2) -> None:
         super().__init__()
         self.architecture = architecture = architecture or Architecture()
-        c1, c2, c3, c4 = architecture.channels
-        self.conv1a, self.conv1b = conv_norm(3, c1), conv_norm(c1, c1)
-        self.conv2a, self.conv2b = conv_norm(c1, c2), conv_norm(c2, c2)
-        self.conv3a, self.conv3b = conv_norm(c2, c3), conv_norm(c3, c3)
-        self.conv4a, self.conv4b = conv_norm(c3, c4), conv_norm(c4, c4)
-        self.convDa, self.convDb = conv_norm(c4, c4), nn.Conv2d(c4, 1, 3, padding=1)
-        self.convPa, self.convPb = conv_norm(c4, c4), nn.Conv2d(c4, 2, 3, padding=1)
-        self.convFa, self.convFb = conv_norm(c4, c4), conv_norm(c4, 2 * c4)
-        self.convFaa = conv_norm(c4, c4)
-        self.convFbb = nn.Conv2d(c4, architecture.descriptor_size, 3, padding=1)
+        self.layers = architecture.layers()
+        for name, layer in self.layers.items():
+            self.add_module(name, convolution(layer))
         self.dropout = nn.Dropout2d(dropout)
 
     def forward(self, images: Tensor) -> Maps:
@@ -53,40 +46,50 @@ class KeyPointNet(nn.Module):
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The features after the third block (1/4 of the resolution) and the fourth (1/8)."""
-        x = self.dropout(activate(self.conv1b(activate(self.conv1a(images)))))
-        x = F.max_pool2d(x, 2)
-        x = self.dropout(activate(self.conv2b(activate(self.conv2a(x)))))
-        x = F.max_pool2d(x, 2)
-        skip = self.dropout(activate(self.conv3b(activate(self.conv3a(x)))))
-        x = F.max_pool2d(skip, 2)
-        return skip, self.dropout(activate(self.conv4b(activate(self.conv4a(x)))))
+        x = self.block('conv1a', 'conv1b', images)
+        x = self.block('conv2a', 'conv2b', F.max_pool2d(x, 2))
+        skip = self.block('conv3a', 'conv3b', F.max_pool2d(x, 2))
+        return skip, self.block('conv4a', 'conv4b', F.max_pool2d(skip, 2))
 
     def score_head(self, trunk: Tensor) -> Tensor:
-        x = self.dropout(activate(self.convDa(trunk)))
-        scores = torch.sigmoid(self.convDb(x))
+        x = self.dropout(self.convolve('convDa', trunk))
+        scores = torch.sigmoid(self.convolve('convDb', x))
         return scores * inner_cells(scores.shape[-2], scores.shape[-1], scores.device)
 
     def location_head(self, trunk: Tensor) -> Tensor:
-        x = self.dropout(activate(self.convPa(trunk)))
-        return decode_locations(torch.tanh(self.convPb(x)), self.architecture.offset_range)
+        x = self.dropout(self.convolve('convPa', trunk))
+        offsets = torch.tanh(self.convolve('convPb', x))
+        return decode_locations(offsets, self.architecture.offset_range, self.architecture.cell)
 
     def descriptor_features(self, trunk: Tensor, skip: Tensor) -> Tensor:
         """The descriptor head but for its last, linear layer."""
-        x = self.dropout(activate(self.convFa(trunk)))
+        x = self.dropout(self.convolve('convFa', trunk))
         if self.architecture.upsample:
-            x = torch.cat([F.pixel_shuffle(self.convFb(x), 2), skip], dim=1)
-        return activate(self.convFaa(x))
+            x = torch.cat([F.pixel_shuffle(self.convolve('convFb', x), 2), skip], dim=1)
+        return self.convolve('convFaa', x)
 
     def descriptor_head(self, trunk: Tensor, skip: Tensor) -> Tensor:
-        descriptors: Tensor = self.convFbb(self.descriptor_features(trunk, skip))
-        return descriptors
+        return self.convolve('convFbb', self.descriptor_features(trunk, skip))
+
+    def block(self, first: str, second: str, x: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout(self.convolve(second, self.convolve(first, x)))
+        return dropped
+
+    def convolve(self, name: str, x: Tensor) -> Tensor:
+        """A layer of the table: convolution, batch norm and activation, as far as it has them."""
+        module = self._modules[name]
+        assert module is not None
+        x = module(x)
+        if self.layers[name].active:
+            x = F.leaky_relu(x, LEAKY_SLOPE, inplace=True)
+        return x
 
 
-def conv_norm(inputs: int, outputs: int) -> nn.Sequential:
+def convolution(layer: Layer) -> nn.Module:
+    outputs, inputs, kernel, _ = layer.weight_shape
+    if not layer.norm:
+        return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)
+        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
     )
-
-
-def activate(x: Tensor) -> Tensor:
-    return F.leaky_relu(x, LEAKY_SLOPE, inplace=True)

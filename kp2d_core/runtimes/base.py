@@ -33,6 +33,7 @@ class Runtime(Protocol):
     reason: str  # why it was chosen, for people
     problem: str  # which better runtime is here but broken, for people; '': none
     descriptor_size: int
+    cell: int  # pixels along the square that has one keypoint
     fixed_size: Size | None  # (width, height) if it can run at one size only
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
@@ -63,6 +64,7 @@ class CompiledRuntime(ABC):
     def __init__(self, source: ModelSource) -> None:
         self.source = source
         self.descriptor_size = source.architecture.descriptor_size
+        self.cell = source.architecture.cell
         self.description = self.name
         self.model = self.reason = self.problem = ''
         self.fixed_size: Size | None = None

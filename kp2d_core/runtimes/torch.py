@@ -34,6 +34,7 @@ class TorchRuntime:
         self.network = network_of(checkpoint).to(self.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.descriptor_size = checkpoint.architecture.descriptor_size
+        self.cell = checkpoint.architecture.cell
         self.description = f'torch {torch.__version__} on {self.device}, fp32'
 
     @torch.inference_mode()

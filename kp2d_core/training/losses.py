@@ -52,13 +52,18 @@ class Association:
 
 
 def associate(
-    source: Tensor, target: Tensor, matrices: Tensor, cells: tuple[int, int], threshold: float
+    source: Tensor,
+    target: Tensor,
+    matrices: Tensor,
+    cells: tuple[int, int],
+    threshold: float,
+    cell: int = CELL,
 ) -> Association:
     """Pair source points (B, N, 2) with target points by position. `cells` is (rows, columns)."""
     rows, columns = cells
     warped = warp_tensor(source, matrices)
     with torch.no_grad():
-        edge = warped.new_tensor([CELL * columns - 1, CELL * rows - 1])
+        edge = warped.new_tensor([cell * columns - 1, cell * rows - 1])
         inside = ((warped > 0) & (warped < edge)).all(-1)
         visible = inside & inner_cells(rows, columns, source.device).reshape(1, -1)
         nearest = torch.cdist(warped, target, compute_mode='donot_use_mm_for_euclid_dist').argmin(
@@ -180,10 +185,10 @@ def reliability_loss(
     return masked_mean((source_scores + sampled) / 2 * (confusion - average), visible)
 
 
-def sample_scores(scores: Tensor, points: Tensor) -> Tensor:
+def sample_scores(scores: Tensor, points: Tensor, cell: int = CELL) -> Tensor:
     """The score map (B, 1, Hc, Wc) between cell centres at pixels (B, N, 2): (B, N)."""
     rows, columns = scores.shape[-2:]
-    in_cells = (points - (CELL - 1) / 2) / CELL
+    in_cells = (points - (cell - 1) / 2) / cell
     grid = to_grid(in_cells, (rows, columns))[:, :, None]
     values = F.grid_sample(scores, grid, padding_mode='border', align_corners=True)
     return values[:, 0, :, 0]
@@ -196,13 +201,14 @@ def io_loss(
     matrices: Tensor,
     points: int,
     threshold: float,
+    cell: int = CELL,
 ) -> Tensor:
     """Equation 5 on the lowest-scored points: IO-Net tells inliers from outliers.
 
     Source points are matched by descriptor. Gradients reach locations and descriptors through
     what IO-Net sees: both positions and the descriptor distance.
     """
-    size = (CELL * source.scores.shape[-2], CELL * source.scores.shape[-1])
+    size = (cell * source.scores.shape[-2], cell * source.scores.shape[-1])
     source_points = lowest_scored(source, points)
     target_points = lowest_scored(target, points)
     source_descriptors = sample_descriptors(source.descriptors, source_points, size)
@@ -240,16 +246,22 @@ def lowest_scored(maps: Maps, points: int) -> Tensor:
 
 
 def total_loss(
-    source: Maps, target: Maps, matrices: Tensor, io_net: IONet, config: LossConfig, step: int
+    source: Maps,
+    target: Maps,
+    matrices: Tensor,
+    io_net: IONet,
+    config: LossConfig,
+    step: int,
+    cell: int = CELL,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum, and each part (detached) under its name, with the recall."""
     rows, columns = source.scores.shape[-2:]
-    size = (CELL * rows, CELL * columns)
+    size = (cell * rows, cell * columns)
     source_points = source.keypoints.flatten(2).transpose(1, 2)
     target_points = target.keypoints.flatten(2).transpose(1, 2)
     source_scores, target_scores = source.scores.flatten(1), target.scores.flatten(1)
     pairing = associate(
-        source_points, target_points, matrices, (rows, columns), config.match_distance
+        source_points, target_points, matrices, (rows, columns), config.match_distance, cell
     )
 
     weights = None
@@ -260,7 +272,7 @@ def total_loss(
 
     # Positions are detached: a descriptor loss must not move points to where describing is easy.
     warped = pairing.warped.detach()
-    sampled = sample_scores(target.scores, warped)
+    sampled = sample_scores(target.scores, warped, cell)
     if config.score:
         partners = target_scores.gather(1, pairing.nearest)
         if config.score_of == 'partner':
@@ -291,7 +303,7 @@ def total_loss(
 
     if config.io:
         parts['io'] = io_loss(
-            io_net, source, target, matrices, config.io_points, config.match_distance
+            io_net, source, target, matrices, config.io_points, config.match_distance, cell
         )
         total = total + config.io * parts['io']
 

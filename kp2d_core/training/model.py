@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -34,7 +35,10 @@ class TrainingModel(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         maps = self.maps(images)
         source, target = halves(maps)
-        return total_loss(source, target, source_to_target, self.io_net, self.config.loss, step)
+        cell = self.network.architecture.cell
+        return total_loss(
+            source, target, source_to_target, self.io_net, self.config.loss, step, cell
+        )
 
     def maps(self, images: Tensor) -> Maps:
         """Of uint8 images (2B, H, W, 3); in the configured precision, returned in float32."""
@@ -108,12 +112,10 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 def grows_into(small: Architecture, large: Architecture) -> bool:
     """Whether it is the same network with a multiple of the channels."""
     copies, rest = divmod(large.width, small.width)
-    return (
-        copies > 1
-        and rest == 0
-        and large.descriptor_size == copies * small.descriptor_size
-        and (large.cross_border, large.upsample) == (small.cross_border, small.upsample)
-    )
+    if copies < 2 or rest or large.descriptor_size != copies * small.descriptor_size:
+        return False
+    alike = replace(small, width=large.width, descriptor_size=large.descriptor_size)
+    return replace(alike, variant=large.variant) == large
 
 
 def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights:
@@ -130,13 +132,15 @@ def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights
     copies = wanted.width // small.width
     random = np.random.default_rng(seed)
     grown: Weights = {}
+    layers = small.layers()
     for name, shape in wanted.parameter_shapes().items():
         value = checkpoint.weights[name]
         if value.ndim and len(value) != shape[0]:
             value = np.concatenate([value] * copies)
         if value.ndim == 4 and value.shape[1] != shape[1]:
-            # Two maps side by side enter convFaa if there is upsampling: each has its copies.
-            parts = np.split(value, 2 if small.upsample and name == 'convFaa.0.weight' else 1, 1)
+            # Each of the maps that come in side by side has its copies.
+            ends = np.cumsum(layers[name.split('.')[0]].inputs)
+            parts = np.split(value, ends[:-1], axis=1)
             value = np.concatenate([split(part, copies, random) for part in parts], axis=1)
         grown[name] = np.asarray(value, order='C')
     return grown
