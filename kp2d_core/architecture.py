@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.checks import shown, whole
+
 CELL = 8  # pixels; the sides of images are padded to multiples of it, the encoder's stride
 LEAKY_SLOPE = 0.01  # of every LeakyReLU
 BATCH_NORM_EPSILON = 1e-5
@@ -58,9 +60,10 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for name in ('width', 'descriptor_size'):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 4096:
-                raise ValueError(f'{name} must be an integer from 1 to 4096, got {value!r}')
+            whole(getattr(self, name), name, least=1, most=4096)
+        for name, kind in (('variant', str), ('cross_border', bool), ('upsample', bool)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f'{name} must be a {kind.__name__}, got {getattr(self, name)!r}')
 
     @property
     def channels(self) -> tuple[int, int, int, int]:
@@ -126,6 +129,8 @@ class Architecture:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Architecture:
         """The inverse of `to_dict`; unknown names are an error, so that none is ignored."""
+        if not isinstance(values, dict):
+            raise ValueError(f'an architecture must be settings by name, got {shown(values)}')
         unknown = set(values) - set(cls.__dataclass_fields__)
         if unknown:
             raise ValueError(f'unknown architecture settings: {", ".join(sorted(unknown))}')

@@ -8,10 +8,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike, NDArray
 
+from kp2d_core.checks import number, parse_yaml, whole
 from kp2d_core.errors import FileError
+from kp2d_core.files import read_text
 from kp2d_core.geometry import Matrix, resize_matrix, scale_matrix, shift_matrix
 from kp2d_core.images import Size
 
@@ -266,24 +267,22 @@ def _moved(info: Any, size: Size, pixels: Matrix) -> Info:
 def read_calibration(path: str | Path) -> Info:
     """A file as ROS's camera_calibration writes it; FileError if it is not one."""
     try:
-        values = yaml.safe_load(Path(path).expanduser().read_text(encoding='utf-8'))
+        values = parse_yaml(read_text(Path(path).expanduser()))
 
         def numbers(name: str, count: int | None = None) -> tuple[float, ...]:
-            found = tuple(float(value) for value in values[name]['data'])
+            found = tuple(number(value, name) for value in values[name]['data'])
             if count is not None and len(found) != count:
                 raise ValueError(f'{name} has {len(found)} values, not {count}')
             return found
 
         return Info(
-            int(values['image_width']),
-            int(values['image_height']),
+            whole(values['image_width'], 'image_width', least=1),
+            whole(values['image_height'], 'image_height', least=1),
             numbers('camera_matrix', 9),
             numbers('distortion_coefficients'),
             numbers('rectification_matrix', 9),
             numbers('projection_matrix', 12),
             str(values['distortion_model']),
         )
-    except OSError as error:
-        raise FileError(f'cannot read {path}: {error.strerror}') from None
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise FileError(f'{path} is not a camera calibration: {error!r}') from None

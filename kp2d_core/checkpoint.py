@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from kp2d_core.architecture import INPUT_MEAN, INPUT_SCALE, Architecture
+from kp2d_core.checks import parse_json, shown, whole
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
 from kp2d_core.version import __version__
@@ -86,10 +87,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint, *, half: bool = Fa
         'package_version': __version__,
     }
     with atomic_write(path) as temporary:
-        try:
-            save_file(weights, temporary, metadata)
-        except SafetensorError as error:  # how the library reports a full disk
-            raise FileError(f'cannot write {path}: {error}') from error
+        temporary.write_bytes(save(weights, metadata))
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -104,10 +102,10 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
                 raise FileError('it is not a kp2d model (no such format in its metadata)')
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Checkpoint(
-            architecture=Architecture.from_dict(json.loads(metadata['architecture'])),
+            architecture=Architecture.from_dict(parse_json(metadata['architecture'])),
             weights={name: _to_float32(value) for name, value in weights.items()},
-            step=int(metadata.get('step', 0)),
-            evaluation=json.loads(metadata.get('evaluation', '{}')),
+            step=whole(int(metadata.get('step', 0)), 'step', most=2**63),
+            evaluation=_figures(parse_json(metadata.get('evaluation', '{}'))),
             notes=metadata.get('notes', ''),
             package_version=metadata.get('package_version', 'unknown'),
         )
@@ -115,6 +113,12 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise FileError(f'{path} cannot be used: {error}') from error
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f'{path} is not a readable safetensors model: {error}') from error
+
+
+def _figures(values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ValueError(f'evaluation must hold figures by name, got {shown(values)}')
+    return values
 
 
 def shipped_models() -> list[str]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 import operator
-import os
 import reprlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kp2d_core.errors import FileError
+from kp2d_core.files import LONGEST_TEXT
 
 MOST = 2**31 - 1  # of a whole number, if nothing else is said: what OpenCV and the runtimes take
 LARGEST_NUMBER = 2**64  # of a whole number in a document
 MOST_THREADS = 1024
-LONGEST_TEXT = 1 << 20  # of a JSON or YAML document
 DEEPEST = 32  # lists in lists of a document
 MOST_VALUES = 100_000  # of a document; what YAML repeats by an alias counts each time
 
@@ -91,21 +88,6 @@ def parse_yaml(text: str) -> Any:
         # A key that is a list, a date in the year 0, a nesting of thousands.
         reason = 'it is nested too deep' if isinstance(error, RecursionError) else error
         raise ValueError(f'it is not YAML that can be used: {reason}') from None
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a small file; FileError if there is none."""
-    path = Path(path)
-    try:
-        with path.open('rb') as file:
-            data = file.read(LONGEST_TEXT + 1)
-        if len(data) > LONGEST_TEXT:
-            raise FileError(f'{path} is too large: at most {LONGEST_TEXT} bytes are read')
-        return data.decode('utf-8')
-    except OSError as error:
-        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
-    except UnicodeDecodeError as error:
-        raise FileError(f'{path} is not a text file') from error
 
 
 def shown(value: Any) -> str:

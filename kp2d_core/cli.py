@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import platform
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from kp2d_core.commands.arguments import HelpFormatter
 from kp2d_core.errors import FileError
@@ -45,22 +50,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = build_parser(command)
         args = parser.parse_args(arguments)
         code: int = args.run(args)
+        sys.stdout.flush()  # here, where a full disk can still be told
         return code
-    except (FileError, ValueError) as error:
-        print(f'kp2d {command}: {error}', file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
-            raise
-        install = f"pip install 'kp2d_ros[{EXTRAS[error.name]}]'"
-        print(f'kp2d {command}: {error.name} is not installed: {install}', file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f'kp2d {command}: interrupted', file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stderr.close()
+        _forget_output()
         return 0
+    except Exception as error:
+        if os.environ.get('KP2D_DEBUG'):
+            raise
+        sentence = explain(error) or _report(error, arguments)
+        print(f'kp2d {command}: {sentence}', file=sys.stderr)
+        _forget_output()
+        return 2
+
+
+def explain(error: Exception) -> str:
+    """What happened, in a sentence; '' if it is nothing that a user or the machine did."""
+    if isinstance(error, FileError | ValueError):
+        return ' '.join(str(error).split())
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"{error.name} is not installed: pip install 'kp2d_ros[{EXTRAS[error.name]}]'"
+    if isinstance(error, MemoryError):
+        return 'there is not enough memory: take smaller images, or fewer at once'
+    if isinstance(error, OSError) and error.strerror:
+        return f'{error.strerror}: {error.filename}' if error.filename else error.strerror
+    return ''
+
+
+def _report(error: Exception, arguments: Sequence[str]) -> str:
+    """Keep all that is known of a fault of ours in a file, and say where it is."""
+    what = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
+    machine = f'kp2d {__version__}, Python {platform.python_version()}, {platform.platform()}'
+    told = f'{machine}\narguments: {list(arguments)}\n\n{traceback.format_exc()}'
+    try:
+        with tempfile.NamedTemporaryFile(
+            'w', prefix='kp2d-fault-', suffix='.txt', delete=False, errors='replace'
+        ) as file:
+            file.write(told)
+    except OSError:  # no room even for that
+        print(told, file=sys.stderr)
+        return f'{what}. This is a fault of kp2d: please report it with the lines above'
+    return f'{what}. This is a fault of kp2d: please report it with the file {file.name}'
+
+
+def _forget_output() -> None:
+    """Nothing can be written there any more, and Python would try again as it ends."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        return
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser(wanted: str | None) -> argparse.ArgumentParser:

@@ -1,19 +1,45 @@
-"""Writing files so that a crash, a full disk or a second process never leaves half of one."""
+"""Reading no more than is sensible, and writing so that nothing ever leaves half of a file."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kp2d_core.errors import FileError
+
+LONGEST_TEXT = 1 << 20  # bytes
+MARK = '.kp2d-part'  # in the names of files that are being written
+_cleaned: set[Path] = set()
+
+
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """All bytes of a file; FileError if it cannot be read or has more than `most` of them."""
+    try:
+        with Path(path).open('rb') as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
+    if len(data) > most:
+        raise FileError(f'{path} is too large: at most {most} bytes are read')
+    return data
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    try:
+        return read_file(path, LONGEST_TEXT).decode('utf-8')
+    except UnicodeDecodeError as error:
+        raise FileError(f'{path} is not a text file') from error
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder; it replaces `path` on success, else it goes.
+
+    What a killed process left behind in the folder goes with the first file that is written there.
 
     >>> with atomic_write('weights.safetensors') as temporary:
     ...     temporary.write_bytes(data)
@@ -25,14 +51,13 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             raise FileError(f'cannot write {path}: it is not a regular file')
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            prefix=f'.{path.name}.', suffix=path.suffix, dir=path.parent
-        )
-        os.close(handle)
+        if path.parent not in _cleaned:
+            remove_leftovers(path.parent)
+            _cleaned.add(path.parent)
+        handle, temporary = _locked_file(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
         reason = getattr(error, 'strerror', None) or error
         raise FileError(f'cannot write {path}: {reason}') from error
-    temporary = Path(name)
     try:
         yield temporary
         _flush_to_disk(temporary)
@@ -42,6 +67,29 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileError(f'cannot write {path}: {error.strerror or error}') from error
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what atomic_write began in the folder and was killed over, but no file in use."""
+    with suppress(OSError):  # a folder that cannot be cleaned may still be written to
+        for leftover in folder.glob(f'.*{MARK}*'):
+            with leftover.open('rb') as file, suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or its writer is alive
+                leftover.unlink(missing_ok=True)
+
+
+def _locked_file(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, locked for as long as the handle is open or the process lives."""
+    while True:
+        handle, name = tempfile.mkstemp(
+            prefix=f'.{path.name[:100]}.', suffix=MARK + path.suffix, dir=path.parent
+        )
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if Path(name).exists():  # or another process took it for a leftover before it was locked
+            return handle, Path(name)
+        os.close(handle)
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kp2d_core.architecture import CELL
 from kp2d_core.checks import number, shown, whole
 from kp2d_core.errors import FileError
+from kp2d_core.files import read_file
 from kp2d_core.geometry import Size as Size
 from kp2d_core.geometry import resize_matrix
 from kp2d_core.image_headers import HeaderError, declared_size
@@ -109,15 +110,9 @@ def decode_image(data: bytes, flags: int, name: str) -> Image:
 
 def read_image(path: str | Path) -> Image:
     """An image file as RGB uint8; FileError if it is not there, too large or not an image."""
-    path = Path(path)
+    data = read_file(path, LARGEST_FILE)
     try:
-        with path.open('rb') as file:
-            data = file.read(LARGEST_FILE + 1)
-        if len(data) > LARGEST_FILE:
-            raise FileError(f'{path} is larger than {LARGEST_FILE >> 20} MB')
         return decode_image(data, cv2.IMREAD_COLOR, str(path))
-    except OSError as error:
-        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
     except ValueError as error:
         raise FileError(str(error)) from error
 

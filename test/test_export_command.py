@@ -62,7 +62,6 @@ def test_engines_are_built_ahead_and_only_once(model, tmp_path, capsys):
     ('arguments', 'message'),
     [
         (['--size', '100x100'], '--size must be multiples of 8, such as 96x96'),
-        (['--size', '16x16'], 'must be a multiple of 8 and at least 24'),
         (['--top-k', '4000', '--tensorrt'], '--top-k can be at most 3840, the limit of TensorRT'),
         (['--calibrate', 'nowhere'], '--calibrate is for --precision int8'),
         (['--size', '64x48', '--top-k', '49'], 'top_k must be from 1 to 48'),

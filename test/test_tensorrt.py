@@ -14,7 +14,8 @@ from models import random_checkpoint
 
 from kp2d_core.architecture import VARIANTS
 from kp2d_core.export import engine as engine_module
-from kp2d_core.export.engine import MAGIC, EngineCache, EngineKey, build_engine, library_version
+from kp2d_core.export.cache import MAGIC, CacheKey, CompiledCache
+from kp2d_core.export.engine import build_engine, library_version
 from kp2d_core.export.graph import build_graph
 from kp2d_core.export.quantization import quantized_layers
 from kp2d_core.export.source import Profile
@@ -88,10 +89,10 @@ def test_progress_is_shown(capsys):
 
 
 @pytest.fixture(scope='module')
-def built() -> tuple[EngineKey, bytes]:
+def built() -> tuple[CacheKey, bytes]:
     profile = Profile(48, 64, 10)
     graph = graph_of('small', profile)
-    key = EngineKey.of(graph, profile, library_version(trt), 'sm_86')
+    key = CacheKey.of(graph, profile, library_version(trt), 'sm_86')
     return key, build_engine(trt, graph, profile, compute_capabilities=[86])
 
 
@@ -101,28 +102,28 @@ def never() -> bytes:
 
 def test_cache_hit(tmp_path, built):
     key, engine = built
-    cache = EngineCache(tmp_path)
+    cache = CompiledCache(tmp_path)
     assert cache.get_or_build(key, lambda: engine) == (engine, True)
     assert cache.get_or_build(key, never) == (engine, False)
-    assert EngineCache(tmp_path).get(key) == engine
+    assert CompiledCache(tmp_path).get(key) == engine
 
 
 @pytest.mark.parametrize('field', ['model', 'library', 'device', 'profile'])
 def test_any_change_is_a_miss(tmp_path, built, field):
     key, engine = built
-    cache = EngineCache(tmp_path)
+    cache = CompiledCache(tmp_path)
     cache.put(key, engine)
     values = {name: getattr(key, name) for name in ('model', 'library', 'device', 'profile')}
-    other = EngineKey(**{**values, field: values[field] + '.1'})
+    other = CacheKey(**{**values, field: values[field] + '.1'})
     assert cache.get(other) is None
     assert cache.get_or_build(other, lambda: b'another') == (b'another', True)
     assert cache.get(key) == engine
 
 
 def test_key_covers_weights_precision_and_sizes():
-    def key(variant='small', **values) -> EngineKey:
+    def key(variant='small', **values) -> CacheKey:
         profile = Profile(**{'height': 48, 'width': 64, 'top_k': 10, **values})
-        return EngineKey.of(graph_of(variant, profile), profile, 'tensorrt 10.3.0', 'sm_87')
+        return CacheKey.of(graph_of(variant, profile), profile, 'tensorrt 10.3.0', 'sm_87')
 
     keys = [key(), key('v4'), key(width=72), key(top_k=11), key(precision='fp16'), key(batch=2)]
     assert len({one.file_name() for one in keys}) == len(keys)
@@ -144,7 +145,7 @@ def test_key_covers_weights_precision_and_sizes():
 )
 def test_damaged_or_foreign_engines_are_built_again(tmp_path, built, damage):
     key, engine = built
-    cache = EngineCache(tmp_path)
+    cache = CompiledCache(tmp_path)
     cache.put(key, engine)
     path = cache.path(key)
     path.write_bytes(damage(path.read_bytes()))
@@ -155,7 +156,7 @@ def test_damaged_or_foreign_engines_are_built_again(tmp_path, built, damage):
 
 def test_failed_build_leaves_nothing(tmp_path, built):
     key, engine = built
-    cache = EngineCache(tmp_path)
+    cache = CompiledCache(tmp_path)
 
     def fail() -> bytes:
         raise ValueError('no')
@@ -171,17 +172,17 @@ import sys, time
 from pathlib import Path
 import tensorrt_rtx as trt
 from kp2d_core.export.engine import build_engine
-from kp2d_core.export.engine import EngineCache, EngineKey
+from kp2d_core.export.cache import CacheKey, CompiledCache
 from kp2d_core.export.source import Profile
 folder = Path(sys.argv[1])
 graph, profile = (folder / 'graph.onnx').read_bytes(), Profile(48, 64, 10)
-key = EngineKey.of(graph, profile, 'tensorrt', 'sm_86')
+key = CacheKey.of(graph, profile, 'tensorrt', 'sm_86')
 print('ready', flush=True)
 sys.stdin.readline()
 def build():
     time.sleep(0.5)  # long enough that the other one comes to wait
     return build_engine(trt, graph, profile, compute_capabilities=[86])
-engine, built = EngineCache(folder / 'engines').get_or_build(key, build)
+engine, built = CompiledCache(folder / 'engines').get_or_build(key, build)
 print(len(engine), built)
 """
 

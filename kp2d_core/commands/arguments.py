@@ -9,7 +9,7 @@ from typing import Any
 
 from kp2d_core.checks import MOST, MOST_THREADS, number, whole
 from kp2d_core.detector import MOST_RADIUS, KeypointDetector, check_scales
-from kp2d_core.images import Size
+from kp2d_core.images import MINIMUM_SIDE, MOST_RUN, Size, check_pixels
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -26,11 +26,16 @@ def size(text: str) -> Size:
     """'320x240' -> (320, 240)."""
     try:
         width, height = (int(part) for part in text.lower().split('x'))
-        whole(width, 'width', least=1), whole(height, 'height', least=1)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"'{text[:40]}' is not a size: WIDTHxHEIGHT, such as 640x480"
         ) from None
+    try:
+        for side in (width, height):
+            whole(side, 'a side', least=MINIMUM_SIDE)
+        check_pixels((width, height), MOST_RUN, 'it has')
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text[:40]}' cannot be used: {error}") from None
     return width, height
 
 

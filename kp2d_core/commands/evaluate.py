@@ -6,7 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from kp2d_core.commands.arguments import add_scales_argument, positive, size
+from kp2d_core.commands.arguments import (
+    add_scales_argument,
+    positive,
+    real_number,
+    size,
+    threads,
+)
+from kp2d_core.detector import MOST_RADIUS
 from kp2d_core.evaluation.camera_paths import CameraPath, load_camera_path
 from kp2d_core.evaluation.hpatches import TRUTHS, load_sequences, select_split
 from kp2d_core.evaluation.methods import BASELINES, Method, open_methods
@@ -63,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--precision', nargs='+', default=['auto'],
         help='of the models: fp32, fp16, int8, or several (default: fp32, or what is exported)',
     )  # fmt: skip
-    methods.add_argument('--threads', type=positive, help='CPU threads of a model')
+    methods.add_argument('--threads', type=threads, help='CPU threads of a model')
 
     add_scales_argument(methods)
 
@@ -86,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='points of each image that count, the best ones (default: %(default)s)',
     )  # fmt: skip
     data.add_argument(
-        '--nms-radius', type=float, default=NMS_RADIUS, metavar='PX',
+        '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS, metavar='PX',
         help='count only the best point within so many pixels, for every method; 0: count copies, '
         'as the paper does (default: %(default)g)',
     )  # fmt: skip
@@ -96,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "alone, the paper's way (default: exact, but paper with --nms-radius 0)",
     )  # fmt: skip
     data.add_argument(
-        '--found-within', type=float, default=FOUND, metavar='PX',
+        '--found-within', type=real_number(above=0), default=FOUND, metavar='PX',
         help='distance of the reliability of scores (default: %(default)g)',
     )  # fmt: skip
     data.add_argument(

@@ -183,9 +183,8 @@ def print_loss(
 
 
 def build_engines(args: argparse.Namespace, graph: bytes, profile: Profile) -> None:
+    from kp2d_core.export.cache import CacheKey, CompiledCache
     from kp2d_core.export.engine import (
-        EngineCache,
-        EngineKey,
         build_engine,
         device_key,
         library_version,
@@ -195,7 +194,7 @@ def build_engines(args: argparse.Namespace, graph: bytes, profile: Profile) -> N
     from kp2d_core.runtimes.cuda import cuda_device
 
     trt = load_tensorrt()
-    cache = EngineCache(args.engines or cache_folder('engines'))
+    cache = CompiledCache(args.engines or cache_folder('engines'))
     device = cuda_device()
     targets: list[tuple[str, list[int]]] = [
         (f'sm_{capability}', [capability]) for capability in args.compute_capability
@@ -207,14 +206,14 @@ def build_engines(args: argparse.Namespace, graph: bytes, profile: Profile) -> N
             )
         targets = [(device_key(trt, device.name, device.compute_capability), [])]
     for name, capabilities in targets:
-        key = EngineKey.of(graph, profile, library_version(trt), name)
+        key = CacheKey.of(graph, profile, library_version(trt), name)
 
         def build(capabilities: list[int] = capabilities) -> bytes:
             return build_engine(
                 trt, graph, profile, compute_capabilities=capabilities, progress=True
             )
 
-        engine, built = cache.get_or_build(key, build)
+        engine, built = cache.get_or_build(key, build, must_keep=True)
         state = 'built' if built else 'in the cache already'
         print(
             f'{cache.path(key)}: {profile.precision} engine for {name}, {library_version(trt)}, '

@@ -16,7 +16,7 @@ from kp2d_core.commands.arguments import (
     detection_options,
     load_detector,
 )
-from kp2d_core.errors import FileError
+from kp2d_core.errors import FileError, ModelError
 from kp2d_core.features import Features
 from kp2d_core.files import atomic_write
 from kp2d_core.images import find_images, read_image
@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             image = read_image(path)
             features = detector.detect(image, **detection_options(args))
+        except ModelError:
+            raise
         except (FileError, ValueError) as error:  # one bad file must not stop a thousand good ones
             print(f'kp2d extract: skipped: {path}: {error}', file=sys.stderr)
             failed += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from kp2d_core.commands.arguments import size
+from kp2d_core.commands.arguments import size, whole_number
 from kp2d_core.commands.extract import output_paths
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import write_sequence
@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--size', type=size, default=(640, 480), metavar='WxH',
         help='of the images; smaller photographs are left out (default: 640x480)',
     )  # fmt: skip
-    parser.add_argument('--seed', type=int, default=0, help='other views with another number')
+    parser.add_argument(
+        '--seed', type=whole_number(), default=0, help='other views with another number'
+    )
 
 
 def run(args: argparse.Namespace) -> int:

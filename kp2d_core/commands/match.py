@@ -10,6 +10,7 @@ from kp2d_core.commands.arguments import (
     add_model_arguments,
     detection_options,
     load_detector,
+    real_number,
 )
 from kp2d_core.images import read_image
 from kp2d_core.matching import match
@@ -31,14 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_detection_arguments(parser)
     group = parser.add_argument_group('matching')
-    group.add_argument('--max-ratio', type=float, help='ratio test, such as 0.9 (default: off)')
-    group.add_argument('--max-distance', type=float, help='of descriptors, 0 to 2 (default: off)')
+    group.add_argument(
+        '--max-ratio', type=real_number(above=0), help='ratio test, such as 0.9 (default: off)'
+    )
+    group.add_argument(
+        '--max-distance', type=real_number(above=0), help='of descriptors, 0 to 2 (default: off)'
+    )
     group.add_argument(
         '--verification', choices=('none', 'homography', 'fundamental'), default='homography',
         help='geometry that tells inliers from outliers: homography for a plane or a camera that '
         'only turns, fundamental for scenes with depth',
     )  # fmt: skip
-    group.add_argument('--threshold', type=float, default=3.0, help='of the verification, in px')
+    group.add_argument(
+        '--threshold', type=real_number(above=0), default=3.0, help='of the verification, in px'
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from kp2d_core.commands.arguments import positive
+from kp2d_core.commands.arguments import positive, real_number, whole_number
 from kp2d_core.threads import set_waiting
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     data.add_argument('--topic', help='of a bag (default: every topic with images)')
     data.add_argument(
-        '--every', type=float, default=0.5, metavar='SECONDS',
+        '--every', type=real_number(least=0, most=1e6), default=0.5, metavar='SECONDS',
         help='take a frame of a bag no more often',
     )  # fmt: skip
     data.add_argument(
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
         help='change a value of the recipe, such as loss.descriptor=infonce; repeatable',
     )  # fmt: skip
-    recipe.add_argument('--seed', type=int, help='of everything random (default: the recipe)')
+    recipe.add_argument(
+        '--seed', type=whole_number(), help='of everything random (default: the recipe)'
+    )
     recipe.add_argument(
         '--init', metavar='MODEL', help='begin with the weights of a model, not with random ones'
     )
@@ -44,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--steps', type=positive, help='end after so many (default: the recipe, if no --minutes)'
     )
     budget.add_argument(
-        '--minutes', type=float, help='end after so many, over all parts of a resumed run'
+        '--minutes',
+        type=real_number(above=0, most=1e9),
+        help='end after so many, over all parts of a resumed run',
     )
     run = parser.add_argument_group('run')
     run.add_argument(

@@ -19,18 +19,18 @@ Colour or gray, NCHW or NHWC, the type of the values and a fixed size are read o
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from kp2d_core.checks import number, parse_yaml, shown, whole
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.features import Features, unit_descriptors
+from kp2d_core.files import read_text
 from kp2d_core.images import Image, Placement, Size, size_of
 
 COORDINATES = ('pixels', 'normalised')
@@ -70,27 +70,40 @@ class InputLayout:
 def read_description(path: str | Path) -> OnnxDescription:
     path = Path(path).expanduser()
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = parse_yaml(read_text(path))
+    except ValueError as error:
         raise FileError(f'cannot read {path}: {error}') from error
     known = [field.name for field in fields(OnnxDescription)]
     if not isinstance(content, dict) or 'model' not in content:
         raise FileError(f'{path} does not describe an ONNX extractor: it needs at least `model`')
-    unknown = sorted(set(content) - set(known))
+    unknown = sorted(map(str, set(content) - set(known)))
     if unknown:
-        raise FileError(f"{path}: unknown key '{unknown[0]}'; it may have {', '.join(known)}")
+        raise FileError(f'{path}: unknown key {shown(unknown[0])}; it may have {", ".join(known)}')
     try:
         content['model'] = path.parent / content['model']
-        content['scale'] = float(Fraction(str(content.get('scale', '1/255'))))
+        over, _, under = str(content.get('scale', '1/255')).partition('/')
+        content['scale'] = number(float(over) / float(under or 1), 'scale')
         description = OnnxDescription(**content)
-        np.asarray(description.mean, np.float32), np.asarray(description.std, np.float32)
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+        _check_values(description)
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise FileError(f'{path} has a value that cannot be used: {error}') from error
     if description.coordinates not in COORDINATES:
         raise FileError(f'{path}: coordinates must be one of {", ".join(COORDINATES)}')
-    if not isinstance(description.multiple_of, int) or description.multiple_of < 1:
-        raise FileError(f'{path}: multiple_of must be a whole number above 0')
     return description
+
+
+def _check_values(description: OnnxDescription) -> None:
+    for name in ('mean', 'std'):
+        given = getattr(description, name)
+        values = given if isinstance(given, list | tuple) else [given]
+        if len(values) not in (1, 3):
+            raise ValueError(f'{name} must be one number or three, got {shown(given)}')
+        for value in values:
+            number(value, name, above=0 if name == 'std' else None)
+    whole(description.multiple_of, 'multiple_of', least=1, most=1024)
+    for name in ('image', 'keypoints', 'scores', 'descriptors'):
+        if not isinstance(getattr(description, name), str | None):
+            raise ValueError(f'{name} must be the name of an input or output')
 
 
 def onnx_extractor(path: str | Path, threads: int | None = None) -> Extract:

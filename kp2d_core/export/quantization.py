@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from kp2d_core.architecture import BATCH_NORM_EPSILON, INPUT_SCALE, Architecture, Layer
 from kp2d_core.checkpoint import Checkpoint
+from kp2d_core.checks import number, parse_json, shown, whole
 from kp2d_core.errors import FileError
-from kp2d_core.files import atomic_write
+from kp2d_core.files import atomic_write, read_text
 
 Array = NDArray[np.float32]
 FORMAT = 'kp2d-int8-ranges-1'
@@ -120,16 +121,16 @@ def load_calibration(path: str | Path, checkpoint: Checkpoint) -> Calibration:
     """Read and check; the ranges of other weights are refused."""
     path = Path(path)
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(read_text(path))
         if values['format'] != FORMAT:
-            raise ValueError(f'its format is {values["format"]!r}, not {FORMAT!r}')
+            raise ValueError(f'its format is {shown(values["format"])}, not {FORMAT!r}')
         layers = quantized_layers(checkpoint.architecture)
-        ranges = {name: float(values['ranges'][name]) for name in layers}
-        if not all(0 < value < float('inf') for value in ranges.values()):
-            raise ValueError('a range is not above 0')
-        calibration = Calibration(ranges, str(values['checkpoint']), int(values['images']))
-    except OSError as error:
-        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
+        ranges = {
+            name: number(values['ranges'][name], f'the range of {name}', above=0)
+            for name in layers
+        }
+        images = whole(values['images'], 'the number of images')
+        calibration = Calibration(ranges, str(values['checkpoint']), images)
     except (ValueError, KeyError, TypeError) as error:
         raise FileError(f'{path} does not hold int8 ranges: {error}') from error
     if calibration.checkpoint_digest != checkpoint.digest():

@@ -9,13 +9,17 @@ from typing import Any
 
 from kp2d_core.architecture import CELL, INPUT_MEAN, INPUT_SCALE, Architecture
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from kp2d_core.checks import parse_json, shown, whole
 from kp2d_core.errors import FileError
 from kp2d_core.export.quantization import Ranges, calibration_path, load_calibration
-from kp2d_core.images import MINIMUM_SIDE
+from kp2d_core.files import read_file
+from kp2d_core.images import MINIMUM_SIDE, MOST_RUN, check_pixels
 from kp2d_core.version import __version__
 
 PRECISIONS = ('fp32', 'fp16', 'int8')
 TENSORRT_TOP_K = 3840  # more than this, TensorRT's TopK layer cannot keep
+MOST_BATCH = 1024
+LARGEST_GRAPH = 1 << 30  # bytes of an exported file
 FORMAT = 'kp2d-graph-1'  # changes with what goes in or comes out of the graph
 
 
@@ -34,18 +38,18 @@ class Profile:
     def __post_init__(self) -> None:
         check_precision(self.precision)
         for name in ('width', 'height'):
-            value = getattr(self, name)
+            value = whole(getattr(self, name), name)
             if value % CELL or value < MINIMUM_SIDE:
                 raise ValueError(
                     f'{name} must be a multiple of {CELL} and at least {MINIMUM_SIDE}, got {value}'
                 )
-        if not 1 <= self.top_k <= self.cells:
+        if not 1 <= whole(self.top_k, 'top_k') <= self.cells:
             raise ValueError(
                 f'top_k must be from 1 to {self.cells}, the cells of a {self.width}x{self.height} '
                 f'image, got {self.top_k}'
             )
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f'batch must be 1 or more, got {self.batch}')
+        if self.batch is not None:
+            whole(self.batch, 'batch', least=1, most=MOST_BATCH)
 
     @property
     def cells(self) -> int:
@@ -180,24 +184,24 @@ def read_exported(path: str | Path) -> ExportedModel:
     except ModuleNotFoundError as error:
         raise missing_onnx() from error
     path = Path(path)
+    data = read_file(path, LARGEST_GRAPH)
     try:
-        data = path.read_bytes()
         model = onnx.load_model_from_string(data)
-    except OSError as error:
-        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
     except DecodeError as error:
         raise FileError(f'{path} is not a readable ONNX file: {error}') from error
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if metadata.get('format') != FORMAT:
-        found = metadata.get('format', 'none')
+        found = shown(metadata.get('format', 'none'))
         raise FileError(
             f'{path} is an ONNX file, but not one that `kp2d export` of this version wrote '
             f'(format {found}, needed {FORMAT})'
         )
     try:
+        profile = Profile(**parse_json(metadata['profile']))
+        check_pixels((profile.width, profile.height), MOST_RUN, 'its network runs at')
         return ExportedModel(
-            architecture=Architecture.from_dict(json.loads(metadata['architecture'])),
-            profile=Profile(**json.loads(metadata['profile'])),
+            architecture=Architecture.from_dict(parse_json(metadata['architecture'])),
+            profile=profile,
             checkpoint_digest=metadata['checkpoint'],
             graph=data,
         )

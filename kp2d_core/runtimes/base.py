@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.errors import FileError, ModelError
 from kp2d_core.export.source import ModelSource, Profile
 from kp2d_core.images import Size
 
@@ -22,6 +24,8 @@ Outputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 Compiled = Callable[[NDArray[np.uint8]], Outputs]
 
 KEPT = 8  # compiled profiles (two sizes of images at four scales), the oldest goes first
+ALWAYS_KEPT = 4  # of them, however large: one image at four scales
+KEPT_PIXELS = 1 << 25  # of all of them if there are more, as their memory grows with the image
 
 
 class Runtime(Protocol):
@@ -60,6 +64,7 @@ class CompiledRuntime(ABC):
 
     name: str
     most_keypoints: int | None = None  # a limit of the runtime
+    parallel = False  # whether several threads may run one compiled graph at once
 
     def __init__(self, source: ModelSource) -> None:
         self.source = source
@@ -71,28 +76,70 @@ class CompiledRuntime(ABC):
         if source.fixed is not None:
             self.fixed_size = (source.fixed.width, source.fixed.height)
         self._compiled: OrderedDict[Profile, Compiled] = OrderedDict()
+        self._lock = threading.Lock()
 
     @abstractmethod
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         """What runs this graph."""
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
+        """From any thread: they wait for each other where the runtime cannot do both at once."""
         profile = self.source.profile(images.shape, top_k, self.most_keypoints)
+        images = _in_colour_of(profile, images)
+        try:
+            with self._lock:
+                compiled = self._get(profile)
+                outputs = None if self.parallel else _run(compiled, profile, images)
+            keypoints, scores, descriptors = outputs or _run(compiled, profile, images)
+            self._check(keypoints, scores, descriptors, (len(images), profile.top_k))
+        except (FileError, ValueError, MemoryError):
+            raise
+        except Exception as error:  # the libraries' errors have no common base
+            raise self._refusal(profile, error) from error
+        if top_k < profile.top_k:
+            return keypoints[:, :top_k], scores[:, :top_k], descriptors[:, :top_k]
+        return keypoints, scores, descriptors
+
+    def _get(self, profile: Profile) -> Compiled:
+        """The compiled graph of a profile, kept for the next time."""
         compiled = self._compiled.get(profile)
         if compiled is None:
             compiled = self.compile(self.source.graph_for(profile), profile)
             self._compiled[profile] = compiled
-            if len(self._compiled) > KEPT:
+            while too_many(self._compiled):
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(profile)
-        images = _in_colour_of(profile, images)
-        if profile.batch in (None, len(images)):
-            keypoints, scores, descriptors = compiled(images)
-        else:
-            keypoints, scores, descriptors = _in_parts(compiled, images, profile.batch or 1)
-        if top_k < profile.top_k:
-            return keypoints[:, :top_k], scores[:, :top_k], descriptors[:, :top_k]
-        return keypoints, scores, descriptors
+        return compiled
+
+    def _check(
+        self,
+        keypoints: NDArray[np.float32],
+        scores: NDArray[np.float32],
+        descriptors: NDArray[np.float32],
+        shape: tuple[int, int],
+    ) -> None:
+        """Raise unless the outputs are what they should be: an exported file may be damaged."""
+        wanted = (*shape, 2), shape, (*shape, self.descriptor_size)
+        if (keypoints.shape, scores.shape, descriptors.shape) != wanted:
+            raise RuntimeError(f'its outputs have shapes other than {wanted}')
+
+    def _refusal(self, profile: Profile, error: Exception) -> Exception:
+        reason = ' '.join(str(error).split())[:300] or type(error).__name__
+        if self.source.graph is not None:
+            return ModelError(f'{self.model} is damaged, {self.name} does not run it: {reason}')
+        return RuntimeError(f'{self.name} cannot run the network at {profile}: {reason}')
+
+
+def too_many(profiles: Collection[Profile]) -> bool:
+    """Whether so many compiled graphs take more memory than they should."""
+    pixels = sum(each.width * each.height * (each.batch or 1) for each in profiles)
+    return len(profiles) > (KEPT if pixels <= KEPT_PIXELS else ALWAYS_KEPT)
+
+
+def _run(compiled: Compiled, profile: Profile, images: NDArray[np.uint8]) -> Outputs:
+    if profile.batch in (None, len(images)):
+        return compiled(images)
+    return _in_parts(compiled, images, profile.batch or 1)
 
 
 def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uint8]:

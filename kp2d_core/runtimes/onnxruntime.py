@@ -14,6 +14,7 @@ from kp2d_core.threads import usable_cores
 
 class OnnxRuntime(CompiledRuntime):
     name = 'onnxruntime'
+    parallel = True
 
     def __init__(self, source: ModelSource, *, threads: int | None = None) -> None:
         super().__init__(source)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import openvino
 from numpy.typing import NDArray
 
+from kp2d_core.export.cache import CacheKey, CompiledCache
 from kp2d_core.export.graph import with_unsigned_codes
 from kp2d_core.export.source import ModelSource, Profile
 from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, cache_folder
@@ -24,21 +27,16 @@ class OpenVINORuntime(CompiledRuntime):
             'INFERENCE_PRECISION_HINT': 'f32',  # not bfloat16 where the CPU has it
             'ENABLE_CPU_PINNING': False,  # beside other busy processes, the scheduler does better
         }
-        folder = cache_folder('openvino')
-        try:  # compiled graphs, for a fast start; it works without, too
-            folder.mkdir(parents=True, exist_ok=True)
-            self.settings['CACHE_DIR'] = str(folder)
-        except OSError:
-            pass
+        # Not OpenVINO's own cache: it takes damaged graphs for good ones, and has no bound.
+        self.cache = CompiledCache(cache_folder('openvino'))
+        self.device = self.core.get_property('CPU', 'FULL_DEVICE_NAME').strip()
         version = openvino.__version__.split('-')[0]
-        device = self.core.get_property('CPU', 'FULL_DEVICE_NAME').strip()
-        self.description = f'OpenVINO {version} on {device}, {source.precision}'
+        self.description = f'OpenVINO {version} on {self.device}, {source.precision}'
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         if profile.precision == 'int8':
             graph = with_unsigned_codes(graph)
-        model = self.core.compile_model(self.core.read_model(graph), 'CPU', self.settings)
-        request = model.create_infer_request()
+        request = self._open(graph, profile).create_infer_request()
         outputs = [request.get_tensor(name) for name in ('keypoints', 'scores', 'descriptors')]
 
         def run(images: NDArray[np.uint8]) -> Outputs:
@@ -52,3 +50,26 @@ class OpenVINORuntime(CompiledRuntime):
             return keypoints, scores, descriptors
 
         return run
+
+    def _open(self, graph: bytes, profile: Profile) -> Any:
+        """The compiled graph: of an earlier start, or made and kept for the next one."""
+        settings = ', '.join(f'{name} {value}' for name, value in self.settings.items())
+        key = CacheKey.of(
+            graph, profile, f'OpenVINO {openvino.__version__}', f'{self.device}, {settings}'
+        )
+        made: list[Any] = []
+
+        def build() -> bytes:
+            model = self.core.read_model(graph)
+            made.append(self.core.compile_model(model, 'CPU', self.settings))
+            return bytes(made[0].export_model().getbuffer())
+
+        compiled, built = self.cache.get_or_build(key, build)
+        if built:
+            return made[0]
+        try:
+            return self.core.import_model(compiled, 'CPU', self.settings)
+        except RuntimeError:  # it is whole, yet this OpenVINO does not take it
+            self.cache.discard(key)
+            build()
+            return made[0]

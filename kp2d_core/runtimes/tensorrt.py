@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.export.cache import CacheKey, CompiledCache
 from kp2d_core.export.engine import (
     MAXIMUM_BATCH,
-    EngineCache,
-    EngineKey,
     build_engine,
     device_key,
     library_version,
@@ -39,7 +38,7 @@ class TensorRTRuntime(CompiledRuntime):
         self.memory = open_cuda_memory()
         self.logger = make_logger(self.trt)
         self.runtime = self.trt.Runtime(self.logger)
-        self.cache = EngineCache(cache_folder('engines'))
+        self.cache = CompiledCache(cache_folder('engines'))
         self.description = f'{library_version(self.trt)} on {self.device.name}, {source.precision}'
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
@@ -49,7 +48,7 @@ class TensorRTRuntime(CompiledRuntime):
                 TENSORRT_TOP_K, profile.cells,
             )  # fmt: skip
         device = device_key(self.trt, self.device.name, self.device.compute_capability)
-        key = EngineKey.of(graph, profile, library_version(self.trt), device)
+        key = CacheKey.of(graph, profile, library_version(self.trt), device)
 
         def build() -> bytes:
             log.warning('building an engine for %s: this can take minutes, once', profile)

@@ -12,15 +12,16 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
 from kp2d_core.architecture import CELL, Architecture
+from kp2d_core.checks import MOST, number, parse_yaml, shown, whole
 from kp2d_core.errors import FileError
+from kp2d_core.files import read_text
 from kp2d_core.views.homography import HomographyConfig
 from kp2d_core.views.pairs import MILD, Framing
 from kp2d_core.views.photometric import PhotometricConfig
 
 Range = tuple[float, float]
+LARGEST = 1e9  # of any number in a recipe
 Schedule = tuple[tuple[int, float], ...]  # [step, value] points, straight lines between
 
 
@@ -168,15 +169,7 @@ class TrainingConfig:
 def load_config(path: str | Path) -> TrainingConfig:
     """Read a YAML file; a value that it does not give is the paper's."""
     try:
-        text = Path(path).read_text(encoding='utf-8')
-        return config_from_dict(yaml.safe_load(text) or {})
-    except OSError as error:
-        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
-    except UnicodeDecodeError as error:
-        raise FileError(f'{path} is not a text file') from error
-    except yaml.YAMLError as error:
-        reason = ' '.join(str(error).split())
-        raise FileError(f'{path} is not YAML: {reason}') from error
+        return config_from_dict(parse_yaml(read_text(path)) or {})
     except ValueError as error:
         raise FileError(f'{path} cannot be used: {error}') from error
 
@@ -193,9 +186,9 @@ def override(config: TrainingConfig, assignments: list[str]) -> TrainingConfig:
         if not equals:
             raise ValueError(f"'{assignment}' is not like loss.descriptor=infonce")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ValueError(f"'{text}' is not a value for {name}") from None
+            value = parse_yaml(text)
+        except ValueError as error:
+            raise ValueError(f'{shown(text)} is not a value for {name}: {error}') from None
         config = _assign(config, name.strip().split('.'), value, '')
     return config
 
@@ -238,8 +231,10 @@ def _build(wanted: Any, value: Any, path: str) -> Any:
         return None if value is None else _build(get_args(wanted)[0], value, path)
     if wanted is float and isinstance(value, str):
         value = _number(value)  # YAML 1.1 reads 1e-3 as text
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if wanted is float:
+        return number(value, path, least=-LARGEST, most=LARGEST)
+    if wanted is int:
+        return whole(value, path, least=-MOST)
     if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
         raise ValueError(f'{path} must be {_NAMES[wanted]}, got {value!r}')
     return value
@@ -258,7 +253,7 @@ def _build_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ..
     )
 
 
-_NAMES = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text'}
+_NAMES = {bool: 'true or false', str: 'text'}
 
 
 def _number(text: str) -> float | str:

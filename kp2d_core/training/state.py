@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from kp2d_core.checks import number, parse_json, whole
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
 from kp2d_core.training.config import TrainingConfig, config_from_dict
@@ -34,6 +36,20 @@ class Progress:
     minutes: float | None = None
     photographs: str = ''  # digest of their names, in order
     validation: str = ''  # the folder that is validated on
+
+
+def progress_from_json(text: str) -> Progress:
+    """The inverse of `json.dumps`; before the first validation, the best is -Infinity."""
+    values = parse_json(text.replace('-Infinity', 'null'))
+    values['best'] = -math.inf if values['best'] is None else number(values['best'], 'best')
+    progress = Progress(**values)
+    for name in ('step', 'steps', 'best_step', 'validated_step'):
+        if getattr(progress, name) is not None:
+            whole(getattr(progress, name), name, least=-1)
+    for name in ('seconds', 'minutes'):
+        if getattr(progress, name) is not None:
+            number(getattr(progress, name), name, least=0)
+    return progress
 
 
 def save_state(
@@ -64,10 +80,7 @@ def save_state(
     # Weights may be in channels_last order, which the format does not know.
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with atomic_write(path) as temporary:
-        try:
-            save_file(tensors, temporary, metadata)
-        except SafetensorError as error:  # how the library reports a full disk
-            raise FileError(f'cannot write {path}: {error}') from error
+        temporary.write_bytes(save(tensors, metadata))
 
 
 def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]:
@@ -80,8 +93,8 @@ def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]
             if metadata.get('format') != FORMAT:
                 raise FileError(f'{path} is not the state of a training run')
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        config = config_from_dict(json.loads(metadata['config']))
-        return config, Progress(**json.loads(metadata['progress'])), tensors
+        config = config_from_dict(parse_json(metadata['config']))
+        return config, progress_from_json(metadata['progress']), tensors
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise FileError(f'{path} cannot be read: {error}') from error
 

@@ -1,0 +1,139 @@
+"""Compiled graphs kept on disk: each fits one model, library, device and profile, and says which.
+
+What is read is checked to the last byte: a flipped bit in a compiled graph gives wrong keypoints,
+and no library notices.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kp2d_core.errors import FileError
+from kp2d_core.export.source import Profile
+from kp2d_core.files import atomic_write, read_file
+
+MAGIC = b'kp2d-engine-1\n'
+SUFFIX = '.engine'
+MOST_BYTES = 1 << 30  # of a folder; beyond it, what was not used for longest goes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """All that a compiled graph depends on; if any of it differs, it is another one."""
+
+    model: str  # SHA-256 of the ONNX graph
+    library: str  # its name and full version
+    device: str  # that it is compiled for
+    profile: str  # sizes, keypoints, batch, precision
+
+    @classmethod
+    def of(cls, graph: bytes, profile: Profile, library: str, device: str) -> CacheKey:
+        return cls(hashlib.sha256(graph).hexdigest(), library, device, str(profile))
+
+    def file_name(self) -> str:
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return f'{digest[:32]}{SUFFIX}'
+
+
+class CompiledCache:
+    """A folder of compiled graphs. Files are whole or absent, and together within a bound."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+
+    def path(self, key: CacheKey) -> Path:
+        return self.folder / key.file_name()
+
+    def get(self, key: CacheKey) -> bytes | None:
+        """What was kept, or None if it is not there, damaged, or not what it should be."""
+        try:
+            data = read_file(self.path(key), self.most_bytes)
+        except FileError:
+            return None
+        header, separator, compiled = data.removeprefix(MAGIC).partition(b'\n')
+        if not data.startswith(MAGIC) or not separator or header != _header(key, compiled):
+            return None
+        with suppress(OSError):
+            os.utime(self.path(key))  # used last
+        return compiled
+
+    def put(self, key: CacheKey, compiled: bytes) -> None:
+        with atomic_write(self.path(key)) as temporary:
+            temporary.write_bytes(MAGIC + _header(key, compiled) + b'\n' + compiled)
+        with suppress(OSError):
+            self._remove_oldest(self.path(key))
+
+    def discard(self, key: CacheKey) -> None:
+        self.path(key).unlink(missing_ok=True)
+
+    def get_or_build(
+        self, key: CacheKey, build: Callable[[], bytes], *, must_keep: bool = False
+    ) -> tuple[bytes, bool]:
+        """The compiled graph, and whether it had to be built. Of several processes, one builds.
+
+        Where nothing can be written, it is built and not kept; `must_keep`: FileError.
+        """
+        compiled = self.get(key)
+        if compiled is not None:
+            return compiled, False
+        with self._lock(key, must_keep):
+            compiled = self.get(key)  # another process may have built it meanwhile
+            if compiled is not None:
+                return compiled, False
+            compiled = build()
+            try:
+                self.put(key, compiled)
+            except FileError as error:
+                if must_keep:
+                    raise
+                log.warning('the next start compiles again: %s', error)
+        return compiled, True
+
+    @contextmanager
+    def _lock(self, key: CacheKey, must_keep: bool) -> Iterator[None]:
+        """Held by one process at a time; the system releases it when that process ends."""
+        path = self.path(key).with_suffix('.lock')
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = path.open('w')
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if must_keep:
+                raise FileError(f'cannot write {path}: {error.strerror or error}') from error
+            yield
+            return
+        with file:
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _remove_oldest(self, kept: Path) -> None:
+        """Until the folder is within its bound; what was just written stays."""
+        room = self.most_bytes - kept.stat().st_size
+        others = [path for path in self.folder.iterdir() if path != kept and _is_ours(path)]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+            room -= path.stat().st_size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """Neither being written nor a lock; .blob is what earlier versions left to OpenVINO."""
+    return not path.name.startswith('.') and path.suffix in (SUFFIX, '.blob')
+
+
+def _header(key: CacheKey, compiled: bytes) -> bytes:
+    values = {**asdict(key), 'sha256': hashlib.sha256(compiled).hexdigest()}
+    return json.dumps(values, sort_keys=True).encode()
