@@ -73,6 +73,8 @@ def sentence_of(arguments: list[str], capfd) -> str:
         ('match a.png a.png --max-ratio nan', 'must be a finite number'),
         ('match a.png a.png --threshold 0', 'must be above 0'),
         ('evaluate --data photos --size 1x1', 'must be 24 or more, got 1'),
+        ('evaluate --data photos --nms-radius -1', '--nms-radius: .* must be 0 or more'),
+        ('evaluate --data photos --found-within 0', '--found-within: .* must be above 0'),
         ('evaluate --motion photos --gaps 99999999999', 'must be at most'),
         ('export --size 80000x80000', 'more than the 16 megapixels'),
         ('make-sequences photos -o out --seed -1', 'must be 0 or more'),

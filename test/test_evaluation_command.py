@@ -175,8 +175,6 @@ def test_what_is_skipped_is_said(photographs, tmp_path, capsys):
         (['--data', 'DATA', '--sequences', 'boat'], "no sequence 'boat'"),
         (['--data', 'DATA', '--splits', 'winter'], "no split 'winter'"),
         (['--data', 'DATA', '--json', 'DATA'], '--json must be a file'),
-        (['--data', 'DATA', '--nms-radius', '-1'], '--nms-radius must be 0 or more'),
-        (['--data', 'DATA', '--found-within', '0'], '--found-within must be above 0'),
         (['--data', 'DATA', '--html', 'DATA/i_same/1.png'], '--html must be a folder'),
     ],
 )

@@ -93,7 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='points of each image that count, the best ones (default: %(default)s)',
     )  # fmt: skip
     data.add_argument(
-        '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS, metavar='PX',
+        '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS,
+        metavar='PX',
         help='count only the best point within so many pixels, for every method; 0: count copies, '
         'as the paper does (default: %(default)g)',
     )  # fmt: skip
@@ -250,10 +251,6 @@ def _check(args: argparse.Namespace) -> None:
     if not (args.data or args.shift or args.robustness or args.motion):
         raise ValueError('give --data, a folder in HPatches layout, photographs to --shift or '
                          '--robustness, or camera paths to --motion')  # fmt: skip
-    if not args.found_within > 0:
-        raise ValueError(f'--found-within must be above 0 px, got {args.found_within:g}')
-    if not args.nms_radius >= 0:
-        raise ValueError(f'--nms-radius must be 0 or more, got {args.nms_radius:g}')
     if args.json and args.json.is_dir():
         raise ValueError(f'--json must be a file, {args.json} is a folder')
     if args.html and args.html.exists() and not args.html.is_dir():
