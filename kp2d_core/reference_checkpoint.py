@@ -3,13 +3,16 @@
 Such a file is a torch pickle of {'state_dict': tensors, 'config': yacs CfgNode}, either in the
 zip format (torch >= 1.6) or in the older stream format. The pickle machine runs here with a table
 of the few names such a file needs, each bound to something inert of ours: no name is ever
-imported, and any other name refuses the file.
+imported, and any other name refuses the file. Nor does it unfold into more than it is: torch does
+not compress, so all tensors together are smaller than the file.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,8 +24,11 @@ from numpy.typing import NDArray
 
 from kp2d_core.architecture import VARIANTS, Architecture
 from kp2d_core.checkpoint import Checkpoint
+from kp2d_core.checks import shown, whole
 from kp2d_core.errors import FileError
+from kp2d_core.files import read_file
 
+LARGEST_FILE = 1 << 30  # bytes; the authors' have 22 MB
 _STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 _STREAM_PROTOCOL = 1001
 _STORAGE_TYPES: dict[str, str] = {
@@ -40,16 +46,15 @@ def read_reference_checkpoint(path: str | Path, variant: str | None = None) -> C
     """The authors' file as a Checkpoint; `variant` ('v0' ... 'v4') overrides its own word."""
     path = Path(path)
     try:
-        content = _read(path)
-        weights = _weights(content)
+        data = read_file(path, LARGEST_FILE)
+        content = _read(data)
+        weights = _weights(content, len(data))
         architecture = VARIANTS[variant] if variant else _architecture(content)
         return Checkpoint(architecture, weights, notes=f'imported from {path.name}')
     except FileError as error:
         raise FileError(f'{path} cannot be imported: {error}') from error
-    except OSError as error:
-        raise FileError(f'cannot read {path}: {error.strerror or error}') from error
     except Exception as error:  # a damaged pickle can fail in any way at all
-        raise FileError(f'{path} cannot be imported: it is damaged ({error!r})') from error
+        raise FileError(f'{path} cannot be imported: it is damaged ({shown(error)})') from error
 
 
 class _Config(dict[str, Any]):
@@ -60,11 +65,18 @@ class _Storage:
     """The numbers behind a tensor; in the stream format they follow after the pickle."""
 
     def __init__(self, dtype: np.dtype[Any], count: int) -> None:
-        self.dtype, self.count = dtype, count
+        if not isinstance(dtype, np.dtype):
+            raise FileError('a tensor has no type')
+        self.dtype, self.count = dtype, whole(count, 'the size of a tensor', most=LARGEST_FILE)
         self.values: NDArray[Any] | None = None
 
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.count * self.dtype.itemsize
+
     def fill(self, data: bytes) -> None:
-        if len(data) != self.count * self.dtype.itemsize:
+        if len(data) != self.size:
             raise FileError('a tensor is truncated')
         self.values = np.frombuffer(data, self.dtype)
 
@@ -80,8 +92,12 @@ class _Tensor:
             raise FileError('a tensor has no storage')
         self.storage, self.offset, self.shape, self.stride = storage, offset, shape, stride
 
+    @property
+    def count(self) -> int:
+        return math.prod(whole(side, 'a side of a tensor') for side in self.shape)
+
     def to_numpy(self) -> NDArray[Any]:
-        count = int(np.prod(self.shape, dtype=np.int64))
+        count = self.count
         contiguous = tuple(int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape)))
         if self.stride != contiguous:
             raise FileError('a tensor is not stored row by row')
@@ -129,8 +145,19 @@ def _no_storage(_: Any) -> NoReturn:
     raise FileError('there is a tensor where none belongs')
 
 
-def _read(path: Path) -> Any:
-    data = path.read_bytes()
+def _load(file: io.BytesIO, load_storage: Callable[[Any], _Storage]) -> Any:
+    """The next pickle in the file. Memory is taken for the number that a pickle gives an object,
+    whether or not there are so many: 12 bytes of it can take gigabytes.
+    """
+    begin = file.tell()
+    for count, (opcode, number, _) in enumerate(pickletools.genops(file)):
+        if opcode.name.endswith('PUT') and int(number or 0) > count:
+            raise FileError('its objects are not numbered one after the other')
+    file.seek(begin)
+    return _Unpickler(file, load_storage).load()
+
+
+def _read(data: bytes) -> Any:
     if zipfile.is_zipfile(io.BytesIO(data)):
         return _read_zip(data)
     return _read_stream(data)
@@ -141,17 +168,24 @@ def _read_zip(data: bytes) -> Any:
         names = [name for name in archive.namelist() if name.endswith('/data.pkl')]
         if len(names) != 1:
             raise FileError('it is a zip file, but not one that torch wrote')
+        if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
+            raise FileError('it is compressed, which torch does not do')
         folder = names[0].removesuffix('data.pkl')
         storages: dict[str, _Storage] = {}
 
         def load_storage(pid: Any) -> _Storage:
             _, dtype, key, _, count = pid
             if key not in storages:
-                storages[key] = _Storage(dtype, count)
-                storages[key].fill(archive.read(f'{folder}data/{key}'))
+                storage = storages[key] = _Storage(dtype, count)
+                name = f'{folder}data/{key}'
+                if archive.getinfo(name).file_size != storage.size:
+                    raise FileError('a tensor is not as large as it says')
+                if sum(each.size for each in storages.values()) > len(data):
+                    raise FileError('its tensors are larger than the file')
+                storage.fill(archive.read(name))
             return storages[key]
 
-        return _Unpickler(io.BytesIO(archive.read(names[0])), load_storage).load()
+        return _load(io.BytesIO(archive.read(names[0])), load_storage)
 
 
 def _read_stream(data: bytes) -> Any:
@@ -162,24 +196,27 @@ def _read_stream(data: bytes) -> Any:
         _, dtype, key, _, count = pid[:5]
         return storages.setdefault(key, _Storage(dtype, count))
 
-    if _Unpickler(file, _no_storage).load() != _STREAM_MAGIC:
+    if _load(file, _no_storage) != _STREAM_MAGIC:
         raise FileError('torch did not write it')
-    if _Unpickler(file, _no_storage).load() != _STREAM_PROTOCOL:
+    if _load(file, _no_storage) != _STREAM_PROTOCOL:
         raise FileError('it is in a format of torch that is not known')
-    _Unpickler(file, _no_storage).load()  # the writing machine's word sizes
-    content = _Unpickler(file, load_storage).load()
-    for key in _Unpickler(file, _no_storage).load():
+    _load(file, _no_storage)  # the writing machine's word sizes
+    content = _load(file, load_storage)
+    for key in _load(file, _no_storage):
         storage = storages[key]
         if int.from_bytes(file.read(8), 'little') != storage.count:
             raise FileError('a tensor is truncated')
-        storage.fill(file.read(storage.count * storage.dtype.itemsize))
+        storage.fill(file.read(storage.size))
     return content
 
 
-def _weights(content: Any) -> dict[str, NDArray[Any]]:
+def _weights(content: Any, most: int) -> dict[str, NDArray[Any]]:
+    """The tensors by name, together not more than `most` bytes: many may share one storage."""
     tensors = content.get('state_dict') if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, _Tensor) for t in tensors.values()):
         raise FileError("there is no 'state_dict' of tensors in it")
+    if sum(t.count * t.storage.dtype.itemsize for t in tensors.values()) > most:
+        raise FileError('its tensors are larger than the file')
     return {name.removeprefix('module.'): t.to_numpy() for name, t in tensors.items()}
 
 
@@ -190,7 +227,7 @@ def _architecture(content: dict[str, Any]) -> Architecture:
         raise FileError('it has no configuration: say which with --variant v0 ... v4') from None
     net_type = params.get('keypoint_net_type', 'KeypointNet')
     if net_type != 'KeypointNet':
-        raise FileError(f'its network is a {net_type}, only KeypointNet can be imported')
+        raise FileError(f'its network is a {shown(net_type)}, only KeypointNet can be imported')
     if not params.get('use_color', True):
         raise FileError('its network takes gray images, only colour can be imported')
     cross, upsample = bool(params.get('do_cross', True)), bool(params.get('do_upsample', True))

@@ -168,3 +168,84 @@ def test_a_tensor_that_reaches_beyond_its_storage(tmp_path):
     torch.save({'state_dict': {'a': view}}, path)
     with pytest.raises(FileError, match='row by row'):
         read_reference_checkpoint(path)
+
+
+def peak_memory(path) -> tuple[int, str]:
+    """MB that importing the file takes beyond what the process has, and what is said of it."""
+    script = (
+        'import resource, sys\n'
+        'from kp2d_core.reference_checkpoint import read_reference_checkpoint\n'
+        'peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n'
+        'before = peak()\n'
+        'try:\n'
+        '    read_reference_checkpoint(sys.argv[1])\n'
+        'except Exception as error:\n'
+        '    print(peak() - before, type(error).__name__, error)\n'
+    )
+    result = subprocess.run(
+        [sys.executable, '-c', script, str(path)], capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    megabytes, _, sentence = result.stdout.partition(' ')
+    return int(megabytes), sentence
+
+
+def rezip(path, changed, compression) -> None:
+    """The same file with some entries changed, or compressed, which torch never does."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {each.filename: archive.read(each) for each in archive.infolist()}
+    with zipfile.ZipFile(path, 'w', compression) as archive:
+        for name, data in (entries | changed(entries)).items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    ('compression', 'message'),
+    [(zipfile.ZIP_DEFLATED, 'it is compressed'), (zipfile.ZIP_STORED, 'not as large as it says')],
+)
+def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path, compression, message):
+    """A file of 2 MB took 3.3 GB."""
+    path = tmp_path / 'bomb.ckpt'
+    write_ckpt(path)
+
+    def grow(entries):
+        first = next(name for name in entries if '/data/' in name)
+        return {first: bytes(300_000_000)}
+
+    rezip(path, grow, compression)
+    megabytes, sentence = peak_memory(path)
+    assert sentence.startswith('FileError') and message in sentence
+    assert megabytes < 100 + 2 * (path.stat().st_size >> 20)
+
+
+def test_a_pickle_that_numbers_an_object_by_the_billion_is_refused(tmp_path):
+    """Python makes a table of twice as many entries, of 8 bytes each, for 10 bytes of pickle."""
+    path = tmp_path / 'memo.ckpt'
+    bomb = b'\x80\x02}r' + (1 << 28).to_bytes(4, 'little') + b'.'
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('archive/data.pkl', bomb)
+    megabytes, sentence = peak_memory(path)
+    assert 'not numbered one after the other' in sentence and megabytes < 200
+    path.write_bytes(bomb)
+    megabytes, sentence = peak_memory(path)
+    assert 'not numbered one after the other' in sentence and megabytes < 200
+
+
+def test_many_tensors_of_one_storage_are_refused_before_they_are_copied(tmp_path):
+    path = tmp_path / 'shared.ckpt'
+    tensor = torch.zeros(2_500_000)
+    torch.save({'state_dict': {f'w{i}': tensor for i in range(500)}}, path)
+    megabytes, sentence = peak_memory(path)
+    assert 'its tensors are larger than the file' in sentence and megabytes < 200
+
+
+def test_what_a_file_calls_its_network_is_told_in_a_line(tmp_path):
+    laughs = ['ha']
+    for _ in range(60):
+        laughs = [laughs, laughs]  # 2**60 of them if they were written out
+    path = tmp_path / 'laughs.ckpt'
+    content = {'state_dict': {}, 'config': {'model': {'params': {'keypoint_net_type': laughs}}}}
+    torch.save(content, path)
+    with pytest.raises(FileError, match='only KeypointNet can be imported') as error:
+        read_reference_checkpoint(path)
+    assert len(str(error.value)) < 1000
