@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +17,19 @@ from kp2d_core.images import (
     Image,
     Placement,
     Size,
-    check_image,
     check_mask,
     check_pixels,
     prepare,
     resolve_size,
     size_of,
+    to_image,
 )
 from kp2d_core.runtimes import Runtime, open_runtime
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from kp2d_core.images import ImageLike
 
 # A quarter more pixels than one scale, for points that are found again from nearer or further.
 DEFAULT_SCALES = (1.0, 0.5)
@@ -31,6 +37,18 @@ MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
 SCALE_RANGE = (0.1, 4.0)
 MOST_KEYPOINTS = 2000  # of an image, unless another number is asked for
 MOST_RADIUS = 256  # pixels
+BATCH_PIXELS = 4 << 20  # that run at once: more take memory, and hardly less time
+
+
+class Options(TypedDict, total=False):
+    """The keywords of `detect`."""
+
+    working_size: Size | int | None
+    scales: Sequence[float] | None
+    max_keypoints: int | None
+    score_threshold: float
+    nms_radius: float
+    mask: Image | NDArray[np.bool_] | None
 
 
 class KeypointDetector:
@@ -61,9 +79,15 @@ class KeypointDetector:
         """
         return cls(open_runtime(model, runtime=runtime, precision=precision, threads=threads))
 
+    @overload
+    def detect(self, image: ImageLike, **options: Unpack[Options]) -> Features: ...
+
+    @overload
+    def detect(self, image: list[Any], **options: Unpack[Options]) -> list[Features]: ...
+
     def detect(
         self,
-        image: Image,
+        image: ImageLike | list[Any],
         *,
         working_size: Size | int | None = None,
         scales: Sequence[float] | None = None,
@@ -71,20 +95,26 @@ class KeypointDetector:
         score_threshold: float = 0.0,
         nms_radius: float = 0.0,
         mask: Image | NDArray[np.bool_] | None = None,
-    ) -> Features:
-        """Features of an RGB or gray uint8 image, in its own pixels, highest score first.
+    ) -> Features | list[Features]:
+        """Features of an image, in its own pixels, highest score first; of a list, a list.
 
+        image            a path, an array, a PIL image or a torch tensor, as `to_image` takes it;
+                         images of a list that have one size go through the network together
         working_size     (width, height) to run the network at, or the longer side; None: as given
         scales           run it at so many times that size, each of them, and take the best of all;
                          None: at 1 and 0.5, or at 1 alone if the model was exported for one size
         max_keypoints    the best so many; None: one for each cell (and scale) above threshold
         score_threshold  keep scores above it
         nms_radius       keep only the best within so many pixels; 0: no suppression, as the paper
-        mask             HxW, keypoints are kept where it is not 0
+        mask             HxW, keypoints are kept where it is not 0; of a list, all have one size
         """
-        check_image(image)
+        single = not isinstance(image, list | tuple)
+        given: list[Any] = [image] if single else list(image)  # type: ignore[arg-type]
+        names = ['image'] if single else [f'image {index}' for index in range(len(given))]
+        images = [to_image(each, name) for each, name in zip(given, names, strict=True)]
         if mask is not None:
-            mask = check_mask(mask, size_of(image))
+            for each in images:
+                mask = check_mask(mask, size_of(each))
         if max_keypoints is not None:
             max_keypoints = whole(max_keypoints, 'max_keypoints', least=1)
         score_threshold = number(score_threshold, 'score_threshold')
@@ -92,15 +122,24 @@ class KeypointDetector:
 
         # Mask and suppression drop points after the network ranked them: ask for all then.
         limit = max_keypoints if mask is None and nms_radius == 0 else None
-        sizes = self._working_sizes(size_of(image), working_size, scales)
-        found = [self._run(image, size, limit) for size in sizes]
-        return select(
-            found[0] if len(found) == 1 else in_order_of_score(join_features(found)),
-            max_keypoints=max_keypoints,
-            score_threshold=score_threshold,
-            nms_radius=nms_radius,
-            mask=mask,
-        )
+        sizes = [self._working_sizes(size_of(each), working_size, scales) for each in images]
+        found: list[list[Features]] = [[] for _ in images]
+        for same in _alike(images, sizes):
+            for size in sizes[same[0]]:
+                run = self._run([images[index] for index in same], size, limit)
+                for index, features in zip(same, run, strict=True):
+                    found[index].append(features)
+        kept = [
+            select(
+                parts[0] if len(parts) == 1 else in_order_of_score(join_features(parts)),
+                max_keypoints=max_keypoints,
+                score_threshold=score_threshold,
+                nms_radius=nms_radius,
+                mask=mask,
+            )
+            for parts in found
+        ]
+        return kept[0] if single else kept
 
     def _working_sizes(
         self, given: Size, working_size: Size | int | None, scales: Sequence[float] | None
@@ -119,18 +158,40 @@ class KeypointDetector:
             )
         return [fixed]
 
-    def _run(self, image: Image, working_size: Size, max_keypoints: int | None) -> Features:
-        """What the network finds at one size, some of it perhaps in the padding."""
-        network_input, placement = prepare(image, working_size)
-        height, width = network_input.shape[:2]
+    def _run(
+        self, images: list[Image], working_size: Size, max_keypoints: int | None
+    ) -> list[Features]:
+        """What the network finds in images of one size, some of it perhaps in the padding."""
+        inputs, placements = zip(*(prepare(each, working_size) for each in images), strict=True)
+        placement, (height, width) = placements[0], inputs[0].shape[:2]
         cell = self.runtime.cell
         top_k = cells = (height // cell) * (width // cell)
         if max_keypoints is not None:
-            top_k = min(max_keypoints + points_in_padding(network_input, placement, cell), cells)
-        keypoints, scores, descriptors = self.runtime.run(network_input[None], top_k)
-        return Features(
-            placement.to_given(keypoints[0]), scores[0], descriptors[0], size_of(image)
-        )
+            top_k = min(max_keypoints + points_in_padding(inputs[0], placement, cell), cells)
+        batch = inputs[0][None] if len(inputs) == 1 else np.stack(inputs)
+        scale = np.float32(placement.working[0] / placement.given[0])
+        return [
+            Features(
+                placement.to_given(keypoints),
+                scores,
+                descriptors,
+                placement.given,
+                scales=np.full(len(scores), scale),
+            )
+            for keypoints, scores, descriptors in zip(*self.runtime.run(batch, top_k), strict=True)
+        ]
+
+
+def _alike(images: list[Image], sizes: list[list[Size]]) -> Iterator[list[int]]:
+    """Indices of images of one size, as many together as the network should run at once."""
+    groups: dict[Size, list[int]] = {}
+    for index, image in enumerate(images):
+        groups.setdefault(size_of(image), []).append(index)
+    for same in groups.values():
+        width, height = max(sizes[same[0]])
+        count = max(1, BATCH_PIXELS // (width * height))
+        for start in range(0, len(same), count):
+            yield same[start : start + count]
 
 
 def points_in_padding(network_input: Image, placement: Placement, cell: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,33 +12,61 @@ from numpy.typing import NDArray
 Float = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Features:
-    """What was found in one image, highest score first."""
+    """What was found in one image, highest score first.
+
+    Every field but `image_size` is an array with a row for each point.
+    """
 
     keypoints: Float  # (N, 2): x right, y down, pixels; (0, 0) = centre of the top-left pixel
     scores: Float  # (N,) descending
     descriptors: Float  # (N, D) unit length
     image_size: tuple[int, int] = (0, 0)  # (width, height) of the image they lie in
+    # (N,) at which each was found: 1 in the image as it is, 0.5 in the image at half its size
+    scales: Float = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.scales is None:
+            object.__setattr__(self, 'scales', np.ones(len(self.keypoints), np.float32))
 
     def __len__(self) -> int:
         return len(self.keypoints)
 
     def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Features:
         """A subset, by mask, indices or slice."""
-        return Features(
-            self.keypoints[which], self.scores[which], self.descriptors[which], self.image_size
-        )
+        chosen: dict[str, Any] = {name: rows[which] for name, rows in self.rows().items()}
+        return replace(self, **chosen)
+
+    def __repr__(self) -> str:
+        width, height = self.image_size
+        text = f'{len(self)} keypoints' + (f' in {width}x{height}' if width else '')
+        if len(self):
+            text += f', scores {self.scores.max():.3f} to {self.scores.min():.3f}'
+        return f'Features({text}, descriptors of {self.descriptors.shape[1]})'
+
+    def rows(self) -> dict[str, NDArray[Any]]:
+        """The arrays by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: rows for name, rows in values.items() if isinstance(rows, np.ndarray)}
+
+    def to_dict(self) -> dict[str, NDArray[Any]]:
+        """With the names that LightGlue and its kin use.
+
+        >>> data = {name: torch.from_numpy(v)[None] for name, v in features.to_dict().items()}
+        """
+        rows = self.rows()
+        rows['keypoint_scores'] = rows.pop('scores')
+        return {**rows, 'image_size': np.array(self.image_size, np.float32)}
 
 
 def join_features(parts: Sequence[Features]) -> Features:
     """Of one image, one after the other; the scores are then no longer in order."""
-    return Features(
-        np.concatenate([part.keypoints for part in parts]),
-        np.concatenate([part.scores for part in parts]),
-        np.concatenate([part.descriptors for part in parts]),
-        parts[0].image_size,
-    )
+    together = [part.rows() for part in parts]
+    joined: dict[str, Any] = {
+        name: np.concatenate([rows[name] for rows in together]) for name in together[0]
+    }
+    return replace(parts[0], **joined)
 
 
 def in_order_of_score(features: Features) -> Features:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -20,7 +20,14 @@ from kp2d_core.geometry import Size as Size
 from kp2d_core.geometry import resize_matrix
 from kp2d_core.image_headers import HeaderError, declared_size
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+    from torch import Tensor
+
+    ImageLike = str | os.PathLike[str] | NDArray[Any] | PILImage | Tensor
+
 Image = NDArray[np.uint8]
+CHANNELS = (1, 3, 4)
 
 MINIMUM_SIDE = 3 * CELL  # below it, every cell belongs to the border ring, which has no keypoints
 IMAGE_SUFFIXES = frozenset(
@@ -32,18 +39,64 @@ LIMIT = 'KP2D_MAX_MEGAPIXELS'  # the environment variable that raises both
 LARGEST_FILE = 1 << 29  # bytes
 
 
+def to_image(given: Any, name: str = 'image') -> Image:
+    """Anything that is an image, as HxW or HxWx3 uint8; FileError or ValueError if it is none.
+
+    path          a file that OpenCV reads
+    PIL image     gray if its mode is L, else RGB
+    array         HxW, HxWx1, HxWx3 (RGB) or HxWx4 (RGBA); uint8, or floats in 0..1
+    torch tensor  the same, or with the channels first, which is what torch's own functions give
+    """
+    if isinstance(given, str | os.PathLike):
+        return check_image(read_image(Path(given)), str(given))
+    library = type(given).__module__.partition('.')[0]
+    if library == 'torch':
+        pixels = _from_tensor(given)
+    elif library == 'PIL':
+        pixels = np.asarray(given if given.mode == 'L' else given.convert('RGB'))
+    else:
+        pixels = given
+    if isinstance(pixels, np.ndarray):
+        if np.issubdtype(pixels.dtype, np.floating) and pixels.size:
+            pixels = _from_floats(pixels, name)
+        if pixels.ndim == 3 and pixels.shape[2] == 4:
+            pixels = pixels[..., :3]
+    return check_image(pixels, name)
+
+
+def _from_tensor(tensor: Any) -> NDArray[Any]:
+    """Channels last: no image is so small that 1, 3 or 4 could be its height or width."""
+    tensor = tensor.detach()
+    pixels: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+    if pixels.ndim == 3 and pixels.shape[0] in CHANNELS and pixels.shape[2] not in CHANNELS:
+        pixels = pixels.transpose(1, 2, 0)
+    return pixels
+
+
+def _from_floats(pixels: NDArray[Any], name: str) -> Image:
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= 0 and high <= 1):  # NaN is in no range
+        raise ValueError(
+            f'{name} of floats must lie in 0..1, got {low:g} to {high:g}: divide it by 255, or '
+            'convert it to uint8'
+        )
+    return np.asarray(np.rint(255 * pixels), np.uint8)
+
+
 def check_image(image: Any, name: str = 'image') -> Image:
     """The image itself if it is HxW or HxWx3 uint8 and large enough, else a ValueError."""
     if not isinstance(image, np.ndarray):
-        raise ValueError(f'{name} must be a numpy array, got {type(image).__name__}')
+        raise ValueError(
+            f'{name} must be a path, an array, a PIL image or a torch tensor, '
+            f'got {type(image).__name__}'
+        )
     if image.size == 0:
         raise ValueError(f'{name} is empty: shape {image.shape}')
     if image.dtype != np.uint8:
-        nan = np.issubdtype(image.dtype, np.floating) and bool(np.isnan(image).any())
-        holding = ' and holds NaN' if nan else ''
-        raise ValueError(f'{name} must be uint8 in 0..255, got {image.dtype}{holding}')
+        raise ValueError(f'{name} must be uint8 in 0..255, got {image.dtype}')
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3)):
-        raise ValueError(f'{name} must be HxW or HxWx3, got shape {image.shape}')
+        batch = ': give a batch as a list' if image.ndim == 4 else ''
+        raise ValueError(f'{name} must be HxW or HxWx3, got shape {image.shape}{batch}')
     if min(image.shape[:2]) < MINIMUM_SIDE:
         height, width = image.shape[:2]
         raise ValueError(

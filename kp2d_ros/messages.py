@@ -80,7 +80,7 @@ def keypoints_to_cloud(
     points['u'], points['v'] = features.keypoints.T
     points['score'] = features.scores
     points['sigma'] = getattr(features, 'sigma', 1.0)
-    points['scale'] = getattr(features, 'scale', 1.0)
+    points['scale'] = features.scales
     points['track_id'] = NO_TRACK if tracks is None else tracks.ids % NO_TRACK
     points['track_age'] = 0 if tracks is None else tracks.ages
     if descriptor_format == 'float32':
@@ -126,7 +126,9 @@ def keypoints_from_cloud(cloud: Any, image_size: tuple[int, int] = (0, 0)) -> Ke
             descriptors /= np.maximum(lengths, 1e-12)
     positions = np.stack([points['u'], points['v']], axis=1)
     return Keypoints(
-        features=Features(positions, points['score'], descriptors, image_size),
+        features=Features(
+            positions, points['score'], descriptors, image_size, scales=points['scale']
+        ),
         rays=np.stack([points['x'], points['y']], axis=1),
         sigma=points['sigma'],
         scale=points['scale'],

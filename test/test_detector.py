@@ -172,6 +172,62 @@ def test_bad_options_are_named(detector, image, options, message):
         detector.detect(image, **options)
 
 
+def assert_same(features, alone):
+    """But for the order of points whose scores differ in the last digit."""
+    assert features.image_size == alone.image_size and len(features) == len(alone)
+    np.testing.assert_allclose(features.scores, alone.scores, atol=1e-5)
+    same = np.isclose(features.keypoints, alone.keypoints, atol=1e-2).all(axis=1)
+    assert same.mean() > 0.9
+    np.testing.assert_allclose(features.descriptors[same], alone.descriptors[same], atol=1e-3)
+
+
+def test_a_list_gives_what_its_images_give_alone(photographs):
+    """In one run for all of a size; the order is that of the list, whatever the sizes are."""
+    detector = KeypointDetector.load('small', runtime='torch')
+    first, second = (photographs[name][:120, :160] for name in ('coffee', 'astronaut'))
+    other = photographs['chelsea'][:96, :128]
+    calls = []
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(detector.runtime, name)
+
+        def run(self, images, top_k):
+            calls.append(images.shape)
+            return detector.runtime.run(images, top_k)
+
+    options = {'max_keypoints': 100, 'nms_radius': 2}
+    batch = [first, other, torch.from_numpy(second.copy())]
+    found = KeypointDetector(Watched()).detect(batch, **options)
+    assert sorted(calls) == [(1, 48, 64, 3), (1, 96, 128, 3), (2, 64, 80, 3), (2, 120, 160, 3)]
+    for features, image in zip(found, batch, strict=True):
+        assert_same(features, detector.detect(image, **options))
+    assert detector.detect([]) == []
+    with pytest.raises(ValueError, match='image 1 is too small'):
+        detector.detect([first, first[:10]])
+
+
+def test_many_images_run_in_parts(photographs, monkeypatch):
+    detector = KeypointDetector.load('small', runtime='torch')
+    monkeypatch.setattr('kp2d_core.detector.BATCH_PIXELS', 2 * 96 * 128)
+    images = [np.roll(photographs['coffee'][:96, :128], 9 * n, axis=1) for n in range(5)]
+    found = detector.detect(images, max_keypoints=50)
+    for features, image in zip(found, images, strict=True):
+        assert_same(features, detector.detect(image, max_keypoints=50))
+
+
+def test_points_know_the_scale_that_they_were_found_at(detector, image):
+    features = detector.detect(image, scales=(1, 0.5), max_keypoints=None)
+    whole = detector.detect(image, scales=(1,), max_keypoints=None)
+    half = detector.detect(image, scales=(0.5,), max_keypoints=None)
+    assert set(features.scales) == {1, 0.5} and set(half.scales) == {0.5}
+    at_half = features[features.scales == 0.5]
+    np.testing.assert_array_equal(at_half.keypoints, half.keypoints)
+    np.testing.assert_array_equal(features[features.scales == 1].scores, whole.scores)
+    small = detector.detect(image, working_size=image.shape[1] // 2, scales=(1,))
+    assert set(small.scales) == {0.5}
+
+
 def test_integers_of_numpy_are_integers(detector, image):
     features = detector.detect(
         image, working_size=np.int64(160), max_keypoints=np.int32(50), nms_radius=np.float32(2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kp2d_core import Features
-from kp2d_core.features import inside, select, suppress_neighbours
+from kp2d_core.features import inside, join_features, select, suppress_neighbours
 
 
 def make(points, scores=None, size=(0, 0)):
@@ -25,6 +27,29 @@ def test_subsets_keep_rows_together():
     assert subset.descriptors.argmax(axis=1).tolist() == [2, 0]
     assert subset.image_size == (10, 10)
     assert len(features[:0]) == 0
+
+
+def test_features_are_told_in_one_line():
+    features = make([[1, 2], [3, 4]], [0.5, 0.25])
+    text = repr(features)
+    assert text.count('\n') == 0 and '2 keypoints' in text and '0.500 to 0.250' in text
+    assert '0 keypoints' in str(features[:0])
+
+
+def test_names_of_lightglue():
+    data = make([[1, 2], [3, 4]], [0.5, 0.25], size=(64, 48)).to_dict()
+    assert {'keypoints', 'keypoint_scores', 'descriptors', 'image_size'} <= set(data)
+    assert data['keypoint_scores'].tolist() == [0.5, 0.25]
+    assert data['image_size'].tolist() == [64, 48]
+    assert data['scales'].tolist() == [1, 1]
+
+
+def test_joined_features_keep_every_field():
+    first = make([[1, 2], [3, 4]], [0.5, 0.25])
+    second = replace(first[:1], scales=np.array([0.5], np.float32))
+    joined = join_features([first, second])
+    assert joined.scales.tolist() == [1, 1, 0.5] and len(joined) == 3
+    assert joined[joined.scales < 1].scores.tolist() == [0.5]
 
 
 def test_threshold_is_strict():

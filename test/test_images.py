@@ -5,30 +5,71 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
+import torch
+from PIL import Image as PILImage
 
 from kp2d_core.errors import FileError
-from kp2d_core.images import check_image, check_mask, find_images, prepare, read_image, resize
+from kp2d_core.images import check_mask, find_images, prepare, read_image, resize, to_image
 
 
 @pytest.mark.parametrize(
     ('image', 'message'),
     [
-        ('photo.png', 'numpy array, got str'),
+        ('nowhere.png', 'cannot read nowhere.png'),
         (np.zeros((0, 0, 3), np.uint8), 'empty'),
         (np.zeros((1, 1, 3), np.uint8), 'too small: 1x1'),
         (np.zeros((23, 640), np.uint8), 'too small: 640x23'),
         (np.zeros((64, 64, 2), np.uint8), r'HxW or HxWx3.*\(64, 64, 2\)'),
-        (np.zeros((64, 64, 4), np.uint8), 'HxW or HxWx3'),
+        (np.zeros((64, 64, 5), np.uint8), 'HxW or HxWx3'),
+        (np.zeros((2, 64, 64, 3), np.uint8), 'give a batch as a list'),
+        (torch.zeros(2, 3, 64, 64), 'give a batch as a list'),
         (np.zeros(64, np.uint8), 'HxW or HxWx3'),
-        (np.zeros((64, 64, 3), np.float32), 'uint8 in 0..255, got float32'),
-        (np.full((64, 64), np.nan, np.float32), 'float32 and holds NaN'),
+        (np.full((64, 64, 3), 254, np.float32), 'must lie in 0..1, got 254 to 254: divide it by'),
+        (np.full((64, 64), np.nan, np.float32), 'must lie in 0..1, got nan'),
+        (np.full((64, 64), -0.1), 'must lie in 0..1, got -0.1'),
+        (np.zeros((64, 64), bool), 'got bool'),
         (np.zeros((64, 64), np.uint16), 'got uint16'),
         (None, 'got NoneType'),
     ],
 )
 def test_bad_images_are_named(image, message):
-    with pytest.raises(ValueError, match=message):
-        check_image(image)
+    with pytest.raises((ValueError, FileError), match=message):
+        to_image(image)
+
+
+def test_the_same_picture_in_any_form(photographs, tmp_path):
+    """Whatever holds the pixels, the pixels are the same, and no copy is made of what fits."""
+    rgb = photographs['coffee']
+    assert to_image(rgb) is rgb
+    path = tmp_path / 'coffee.png'
+    PILImage.fromarray(rgb).save(path)
+    alpha = np.full((*rgb.shape[:2], 1), 7, np.uint8)
+    forms = {
+        'path': path,
+        'text': str(path),
+        'PIL': PILImage.open(path),
+        'PIL RGBA': PILImage.open(path).convert('RGBA'),
+        'RGBA': np.concatenate([rgb, alpha], axis=2),
+        'float': rgb / 255,
+        'float32': (rgb / 255).astype(np.float32),
+        'HWC tensor': torch.from_numpy(rgb),
+        'CHW tensor': torch.from_numpy(rgb).permute(2, 0, 1),
+        'CHW float tensor': torch.from_numpy(rgb).permute(2, 0, 1) / 255,
+        'learning tensor': (torch.from_numpy(rgb) / 255).requires_grad_(),
+        'RGBA tensor': torch.cat([torch.from_numpy(rgb), torch.from_numpy(alpha)], 2),
+    }
+    for name, form in forms.items():
+        np.testing.assert_array_equal(to_image(form), rgb, err_msg=name)
+
+
+def test_gray_in_any_form(photographs):
+    gray = photographs['coffee'][..., 1]
+    forms = (
+        gray, gray[..., None], PILImage.fromarray(gray), gray / 255, torch.from_numpy(gray),
+        torch.from_numpy(gray)[None],
+    )  # fmt: skip
+    for form in forms:
+        np.testing.assert_array_equal(to_image(form).reshape(gray.shape), gray)
 
 
 def test_bad_masks_are_named():
