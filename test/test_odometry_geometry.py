@@ -110,8 +110,9 @@ def test_adjustment_of_a_rig_knows_the_scale(views, random):
     larger = poses.copy()
     larger[:, :3, 3] *= 1.1
     problem = Problem(
-        larger, points * 1.1, np.tile(frame, 2), np.tile(point, 2), np.concatenate([seen, right]),
-        np.full(2 * len(seen), FOCAL), fixed, np.repeat([0, 1], len(seen)), mounts,
+        larger, points * 1.1, np.repeat(frame, 2), np.repeat(point, 2),
+        np.stack([seen, right], axis=1).reshape(-1, 2), np.full(2 * len(seen), FOCAL), fixed,
+        np.tile([0, 1], len(seen)), mounts,
     )  # fmt: skip
     adjust(problem, steps=40)
     assert np.allclose(problem.poses, poses, atol=1e-4)

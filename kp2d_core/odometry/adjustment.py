@@ -1,7 +1,7 @@
 """Bundle adjustment by Levenberg and Marquardt, the points eliminated (Schur's complement).
 
-In NumPy, with the work in a few large products: a window of ten frames and a thousand points takes
-some milliseconds a step, where handing the problem over to another library would take as long.
+In NumPy, with the work in a few large products: ten frames and a thousand points take some
+milliseconds a step, where handing them over to another library takes as long.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kp2d_core.odometry.geometry import Bools, Ints, Matrix, moved, skew
+from kp2d_core.odometry.geometry import Bools, Ints, Matrix, moved
 
 CHUNK = 512  # points that are eliminated at once
 NEAREST = 1e-6  # depth below which a point counts as behind the camera
+LOOSE = 1e-6  # damping of a point along its ray, where next to nothing holds it
 
 
 @dataclass
 class Problem:
-    """Frames that see points. Observations are rows of equal length."""
+    """Frames that see points. Observations are rows of equal length, frame by frame."""
 
     poses: Matrix  # (F, 4, 4) from the world
     points: Matrix  # (P, 3)
-    frame: Ints  # (N,) of each observation
+    frame: Ints  # (N,) of each observation, ascending
     point: Ints  # (N,)
     seen: Matrix  # (N, 2) x / z, y / z
     weight: Matrix  # (N,) 1 / its standard deviation, in the same units
@@ -30,14 +31,10 @@ class Problem:
     camera: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (N,), empty: all 0
     rig: Matrix = field(default_factory=lambda: np.eye(4)[None])  # (C, 4, 4) from the frame
 
-
-@dataclass(frozen=True)
-class Linear:
-    """Observations at the present poses and points."""
-
-    residuals: Matrix  # (N, 2), in standard deviations
-    by_pose: Matrix  # (N, 2, 6)
-    by_point: Matrix  # (N, 2, 3)
+    def spans(self) -> list[slice]:
+        """The observations of each frame."""
+        ends = np.searchsorted(self.frame, np.arange(len(self.poses) + 1))
+        return [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
 def residuals(problem: Problem, poses: Matrix, points: Matrix) -> Matrix:
@@ -51,41 +48,60 @@ def residuals(problem: Problem, poses: Matrix, points: Matrix) -> Matrix:
 
 def _in_cameras(problem: Problem, poses: Matrix, points: Matrix) -> tuple[Matrix, Matrix]:
     """(N, 3) each: the observed points in the frame, and in the camera of the rig."""
-    pose = poses[problem.frame]
-    body = np.einsum('nij,nj->ni', pose[:, :3, :3], points[problem.point]) + pose[:, :3, 3]
+    body = points[problem.point]
+    for pose, span in zip(poses, problem.spans(), strict=True):
+        body[span] = body[span] @ pose[:3, :3].T + pose[:3, 3]
     if not len(problem.camera):
         return body, body
     mount = problem.rig[problem.camera]
     return body, np.einsum('nij,nj->ni', mount[:, :3, :3], body) + mount[:, :3, 3]
 
 
-def linearize(problem: Problem, poses: Matrix, points: Matrix) -> Linear:
-    body, eye = _in_cameras(problem, poses, points)
+@dataclass(frozen=True)
+class Linear:
+    """Observations at the present poses and points, weighted."""
+
+    off: Matrix  # (N, 2)
+    by_pose: Matrix  # (N, 2, 6): translation, rotation
+    by_point: Matrix  # (N, 2, 3)
+
+
+def linearize(problem: Problem, threshold: float) -> Linear:
+    body, eye = _in_cameras(problem, problem.poses, problem.points)
     behind = ~(eye[:, 2] > NEAREST)
     depth = np.where(behind, 1.0, eye[:, 2])
     flat = eye[:, :2] / depth[:, None]
     off = (flat - problem.seen) * problem.weight[:, None]
-    scale = np.where(behind, 0.0, problem.weight / depth)
-    slope = np.zeros((len(eye), 2, 3))
+    robust = np.sqrt(robust_weights(off, threshold))
+    robust[behind] = 0
+    off *= robust[:, None]
+    scale = problem.weight / depth * robust
+    by_pose = np.zeros((len(eye), 2, 6))
+    slope = by_pose[:, :, :3]
     slope[:, 0, 0] = slope[:, 1, 1] = scale
     slope[:, :, 2] = -flat * scale[:, None]
     if len(problem.camera):
-        slope = slope @ problem.rig[problem.camera, :3, :3]
-    by_pose = np.concatenate([slope, -slope @ skew(body)], axis=2)
-    by_point = slope @ poses[problem.frame, :3, :3]
-    off[behind] = 0
+        slope[:] = slope @ problem.rig[problem.camera, :3, :3]
+    for i in range(3):  # body x slope
+        j, k = (i + 1) % 3, (i + 2) % 3
+        by_pose[:, :, 3 + i] = (
+            body[:, j, None] * slope[:, :, k] - body[:, k, None] * slope[:, :, j]
+        )
+    by_point = np.ascontiguousarray(slope)
+    for pose, span in zip(problem.poses, problem.spans(), strict=True):
+        by_point[span] = (by_point[span].reshape(-1, 3) @ pose[:3, :3]).reshape(-1, 2, 3)
     return Linear(off, by_pose, by_point)
 
 
 def robust_weights(off: Matrix, threshold: float) -> Matrix:
     """Cauchy's, of residuals (N, 2): 1 for none, falling fast beyond the threshold."""
-    squared = (off**2).sum(axis=1)
+    squared = off[:, 0] ** 2 + off[:, 1] ** 2
     return np.asarray(1 / (1 + np.minimum(squared, 1e12) / threshold**2))
 
 
 def robust_cost(off: Matrix, threshold: float) -> float:
     """What `robust_weights` minimise; a point behind the camera costs as much as one far off."""
-    squared = np.minimum((off**2).sum(axis=1), 1e6)
+    squared = np.minimum(off[:, 0] ** 2 + off[:, 1] ** 2, 1e6)
     return float(threshold**2 * np.log1p(squared / threshold**2).sum())
 
 
@@ -94,29 +110,20 @@ def adjust(problem: Problem, steps: int = 10, threshold: float = 2.0) -> float:
 
     threshold  residuals, in standard deviations, from which on an observation counts less
     """
-    free = np.flatnonzero(~problem.fixed)
     if not len(problem.frame):
         return 0.0
     chunks = _chunks(problem)
     damping = 1e-4
     cost = robust_cost(residuals(problem, problem.poses, problem.points), threshold)
     for _ in range(steps):
-        linear = linearize(problem, problem.poses, problem.points)
-        weights = np.sqrt(robust_weights(linear.residuals, threshold))[:, None]
-        linear = Linear(
-            linear.residuals * weights,
-            linear.by_pose * weights[:, :, None],
-            linear.by_point * weights[:, :, None],
-        )
-        accepted = False
+        linear = linearize(problem, threshold)
         for _ in range(4):
-            poses, points = _step(problem, linear, chunks, free, damping)
+            poses, points = _step(problem, linear, chunks, damping)
             new_cost = robust_cost(residuals(problem, poses, points), threshold)
             if new_cost < cost:
-                accepted = True
                 break
             damping *= 10
-        if not accepted:
+        else:
             break
         problem.poses, problem.points = poses, points
         gain, cost = cost - new_cost, new_cost
@@ -126,98 +133,130 @@ def adjust(problem: Problem, steps: int = 10, threshold: float = 2.0) -> float:
     return cost
 
 
-def _chunks(problem: Problem) -> list[tuple[Ints, Ints, Ints]]:
-    """Observations in groups of points: their rows, the points, and the free frames they touch.
+@dataclass(frozen=True)
+class Chunk:
+    """Some points and what moves with them."""
 
-    Points that are neighbours in the list were made at one time, and are seen by few frames.
-    """
-    order = np.argsort(problem.point, kind='stable')
-    present = np.unique(problem.point)
+    rows: Ints  # observations of theirs in frames that move
+    points: Ints
+    frames: Ints  # that move and see them
+    row_frame: Ints  # of each row, its place in `frames`
+    row_point: Ints  # of each row, its place in `points`
+
+
+def _chunks(problem: Problem) -> list[Chunk]:
+    """Neighbours in the list of points were made at one time, and are seen by few frames."""
+    moving = np.flatnonzero(~problem.fixed[problem.frame])
+    order = moving[np.argsort(problem.point[moving], kind='stable')]
+    sorted_points = problem.point[order]
+    present = np.unique(sorted_points)
     chunks = []
     for begin in range(0, len(present), CHUNK):
         points = present[begin : begin + CHUNK]
-        low = np.searchsorted(problem.point[order], points[0], 'left')
-        high = np.searchsorted(problem.point[order], points[-1], 'right')
+        low = np.searchsorted(sorted_points, points[0], 'left')
+        high = np.searchsorted(sorted_points, points[-1], 'right')
         rows = order[low:high]
-        frames = np.unique(problem.frame[rows])
-        chunks.append((rows, points, frames[~problem.fixed[frames]]))
+        frames, row_frame = np.unique(problem.frame[rows], return_inverse=True)
+        row_point = np.searchsorted(points, problem.point[rows])
+        chunks.append(Chunk(rows, points, frames, row_frame.ravel(), row_point))
     return chunks
 
 
 def _step(
-    problem: Problem,
-    linear: Linear,
-    chunks: list[tuple[Ints, Ints, Ints]],
-    free: Ints,
-    damping: float,
+    problem: Problem, linear: Linear, chunks: list[Chunk], damping: float
 ) -> tuple[Matrix, Matrix]:
     """Poses and points after one damped step of Gauss and Newton."""
-    frames, points = len(problem.poses), len(problem.points)
-    by_pose, by_point, off = linear.by_pose, linear.by_point, linear.residuals
-    blocks = _sums(problem.frame, by_pose.transpose(0, 2, 1) @ by_pose, frames)
-    slopes = _sums(problem.frame, np.einsum('nij,ni->nj', by_pose, off), frames)
-    corners = _sums(problem.point, by_point.transpose(0, 2, 1) @ by_point, points)
-    pulls = _sums(problem.point, np.einsum('nij,ni->nj', by_point, off), points)
-
-    diagonal = np.einsum('pii->pi', corners)
-    # Along the ray of a point that is far away there is next to nothing to hold it.
-    corners = corners + _diagonals(damping * diagonal + 1e-6 * diagonal.max(axis=1, keepdims=True))
-    empty = diagonal.sum(axis=1) == 0
-    corners[empty] = np.eye(3)
-    inverses = np.linalg.inv(corners)
-    roots = np.linalg.cholesky((inverses + inverses.transpose(0, 2, 1)) / 2)
-
-    place = np.full(frames, -1)
+    by_pose, by_point, off = linear.by_pose, linear.by_point, linear.off
+    free = np.flatnonzero(~problem.fixed)
+    place = np.full(len(problem.poses), -1)
     place[free] = np.arange(len(free))
-    size = 6 * len(free)
     matrix = np.zeros((len(free), 6, len(free), 6))
-    right = -slopes[free]
-    diagonal = np.einsum('fii->fi', blocks[free])
-    index = np.arange(len(free))
-    matrix[index, :, index, :] = blocks[free] + _diagonals(damping * diagonal + 1e-12)
+    right = np.zeros((len(free), 6))
+    spans = problem.spans()
+    for i, number in enumerate(free):
+        slope = by_pose[spans[number]].reshape(-1, 6)
+        block = slope.T @ slope
+        block[np.arange(6), np.arange(6)] += damping * np.diag(block) + 1e-12
+        matrix[i, :, i, :] = block
+        right[i] = -slope.T @ off[spans[number]].ravel()
 
-    mixed = (by_pose.transpose(0, 2, 1) @ by_point) @ roots[problem.point]  # (N, 6, 3)
-    drawn = np.einsum('pji,pj->pi', roots, pulls)  # (P, 3)
-    for rows, members, touched in chunks:
-        if not len(touched):
-            continue
-        rows = rows[~problem.fixed[problem.frame[rows]]]
-        column = np.searchsorted(members, problem.point[rows])
-        row = np.searchsorted(touched, problem.frame[rows])
-        wide = np.zeros((len(touched), len(members), 6, 3))
+    root = _point_roots(problem, by_point, damping)
+    pulls = _pulls(problem, by_point, off)
+    drawn = _forward(root, pulls[:, None, :])[:, 0]  # (P, 3)
+    tilted = _forward(root[problem.point], by_point)  # (N, 2, 3)
+    mixed = by_pose[:, 0, :, None] * tilted[:, 0, None, :]
+    mixed += by_pose[:, 1, :, None] * tilted[:, 1, None, :]  # (N, 6, 3)
+    for chunk in chunks:
+        wide = np.zeros((len(chunk.frames), 6, len(chunk.points), 3))
         if len(problem.camera):  # a frame may see a point twice
-            np.add.at(wide, (row, column), mixed[rows])
+            np.add.at(wide, (chunk.row_frame, slice(None), chunk.row_point), mixed[chunk.rows])
         else:
-            wide[row, column] = mixed[rows]
-        flat = wide.transpose(0, 2, 1, 3).reshape(6 * len(touched), 3 * len(members))
-        product = (flat @ flat.T).reshape(len(touched), 6, len(touched), 6)
-        where = place[touched]
+            wide[chunk.row_frame, :, chunk.row_point] = mixed[chunk.rows]
+        flat = wide.reshape(6 * len(chunk.frames), -1)
+        product = (flat @ flat.T).reshape(len(chunk.frames), 6, len(chunk.frames), 6)
+        where = place[chunk.frames]
         matrix[where[:, None], :, where[None, :], :] -= product.transpose(0, 2, 1, 3)
-        right[where] += (flat @ drawn[members].ravel()).reshape(-1, 6)
+        right[where] += (flat @ drawn[chunk.points].ravel()).reshape(-1, 6)
 
-    steps = np.zeros((frames, 6))
-    if size:
+    steps = np.zeros((len(problem.poses), 6))
+    if len(free):
+        size = 6 * len(free)
         try:
             steps[free] = np.linalg.solve(matrix.reshape(size, size), right.ravel()).reshape(-1, 6)
         except np.linalg.LinAlgError:
             return problem.poses, problem.points
     # The points follow from the poses, each for itself.
-    change = np.einsum(
-        'nij,ni->nj', by_point, np.einsum('nij,nj->ni', by_pose, steps[problem.frame])
-    )
-    pulled = pulls + _sums(problem.point, change, points)
-    move = -np.einsum('pij,pj->pi', inverses, pulled)
-    move[empty] = 0
+    followed = np.zeros_like(off)
+    for number in free:
+        slope = by_pose[spans[number]].reshape(-1, 6)
+        followed[spans[number]] = (slope @ steps[number]).reshape(-1, 2)
+    pulls += _pulls(problem, by_point, followed)
+    move = -_backward(root, _forward(root, pulls[:, None, :])[:, 0])
     return moved(problem.poses, steps), problem.points + move
 
 
-def _sums(index: Ints, values: Matrix, count: int) -> Matrix:
-    """(count, ...) sums of rows of values by index."""
-    flat = values.reshape(len(values), -1)
-    columns = [np.bincount(index, flat[:, i], count) for i in range(flat.shape[1])]
-    return np.asarray(np.stack(columns, axis=1).reshape(count, *values.shape[1:]))
+def _point_roots(problem: Problem, by_point: Matrix, damping: float) -> Matrix:
+    """(P, 6) l00 l10 l11 l20 l21 l22: Cholesky's factors of the points' damped 3x3 blocks."""
+    up, down = by_point[:, 0].T, by_point[:, 1].T
+    pairs = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2))
+    values = [up[i] * up[j] + down[i] * down[j] for i, j in pairs]
+    sums = _sums(problem.point, values, len(problem.points))
+    diagonal = sums[:, [0, 2, 5]]
+    largest = diagonal.max(axis=1, keepdims=True)
+    sums[:, [0, 2, 5]] += damping * diagonal + LOOSE * largest + (largest == 0)
+    a, b, c, d, e, f = sums.T
+    l00 = np.sqrt(a)
+    l10, l20 = b / l00, d / l00
+    l11 = np.sqrt(np.maximum(c - l10**2, 1e-12 * c))
+    l21 = (e - l20 * l10) / l11
+    l22 = np.sqrt(np.maximum(f - l20**2 - l21**2, 1e-12 * f))
+    return np.stack([l00, l10, l11, l20, l21, l22], axis=1)
 
 
-def _diagonals(values: Matrix) -> Matrix:
-    """(N, k) -> (N, k, k)."""
-    return np.asarray(values[:, :, None] * np.eye(values.shape[1]))
+def _forward(root: Matrix, rows: Matrix) -> Matrix:
+    """L^-1 of each of the rows (N, k, 3)."""
+    l00, l10, l11, l20, l21, l22 = root.T[:, :, None]
+    x = rows[:, :, 0] / l00
+    y = (rows[:, :, 1] - l10 * x) / l11
+    z = (rows[:, :, 2] - l20 * x - l21 * y) / l22
+    return np.stack([x, y, z], axis=2)
+
+
+def _backward(root: Matrix, rows: Matrix) -> Matrix:
+    """L^-T of rows (N, 3)."""
+    l00, l10, l11, l20, l21, l22 = root.T
+    z = rows[:, 2] / l22
+    y = (rows[:, 1] - l21 * z) / l11
+    x = (rows[:, 0] - l10 * y - l20 * z) / l00
+    return np.stack([x, y, z], axis=1)
+
+
+def _pulls(problem: Problem, by_point: Matrix, off: Matrix) -> Matrix:
+    """(P, 3) slopes of the cost by the points."""
+    values = [by_point[:, 0, i] * off[:, 0] + by_point[:, 1, i] * off[:, 1] for i in range(3)]
+    return _sums(problem.point, values, len(problem.points))
+
+
+def _sums(index: Ints, values: list[Matrix], count: int) -> Matrix:
+    """(count, k) sums of k columns (N,) by index."""
+    return np.stack([np.bincount(index, column, count) for column in values], axis=1)

@@ -60,16 +60,17 @@ def local_points(world: Map, frames: list[Frame]) -> Ints:
     return numbers[numbers >= 0]
 
 
-def median_depth(world: Map, frame: Frame) -> float:
+def depth_of(world: Map, frame: Frame, percent: float) -> float:
+    """How far away so many percent of the points are that a frame sees."""
     points = frame.points[frame.points >= 0]
     depth = project(frame.pose, world.positions[points])[1]
-    return float(np.median(depth)) if len(depth) else 1.0
+    return float(np.percentile(depth, percent)) if len(depth) else 1.0
 
 
 def partners(world: Map, frame: Frame, near: list[Frame]) -> list[Frame]:
     """Neighbours to make points with: far enough off, and not all at one place."""
     centre = invert(frame.pose)[:3, 3]
-    depth = median_depth(world, frame)
+    depth = depth_of(world, frame, 50)
     chosen: list[Frame] = []
     for other in sorted(near, key=lambda other: -other.index):
         way = np.linalg.norm(invert(other.pose)[:3, 3] - centre)

@@ -15,6 +15,7 @@ from kp2d_core.odometry.geometry import Ints, Matrix, invert
 from kp2d_core.odometry.mapping import (
     add_keyframe,
     adjust_frames,
+    depth_of,
     local_points,
     neighbours,
 )
@@ -95,7 +96,7 @@ class Odometry:
         self._starter = Starter(self.rig, self.settings, self._random)
         self._last: Frame | None = None  # the frame before, if it has a pose
         self._motion = np.eye(4)  # of the last frame from the one before
-        self._reference = 0  # points of the last keyframe when it was made
+        self._most = 0  # points that a frame saw since the last keyframe
 
     @property
     def world(self) -> Map | None:
@@ -244,8 +245,13 @@ class Odometry:
         shift = self._shift(last, frame)
         if shift > settings.keyframe_shift:
             return True
-        held = np.isin(last.points[last.points >= 0], frame.points).sum()
-        if held < settings.keyframe_kept * self._reference and shift > 3:
+        way = float(np.linalg.norm(invert(frame.pose)[:3, 3] - invert(last.pose)[:3, 3]))
+        if way > settings.keyframe_way * depth_of(world, frame, 20):
+            return True
+        tracked = int((frame.points >= 0).sum())
+        if self._most < tracked:
+            self._most = tracked
+        if tracked < settings.keyframe_kept * self._most and shift > 3:
             return True
         return frame.index - last.index >= settings.keyframe_interval and shift > 3
 
@@ -261,7 +267,7 @@ class Odometry:
         world = self.world
         assert world is not None
         if keyframe:
-            self._reference = int((frame.points >= 0).sum())
+            self._most = 0
         self._place(frame, world.keyframes[-1])
         self._last = frame
         return Estimate(

@@ -33,6 +33,7 @@ class Settings:
 
     # Keyframes.
     keyframe_shift: float = 24.0  # px that the points have moved in the median since the last
+    keyframe_way: float = 0.08  # of the distance of near points (a fifth is nearer)
     keyframe_kept: float = 0.8  # share of its points that are still seen; below, a new one
     keyframe_interval: int = 20  # frames after which there is a new one if anything moved
     min_parallax: float = 0.6  # degrees, of a new point
