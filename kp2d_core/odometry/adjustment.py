@@ -7,6 +7,7 @@ milliseconds a step, where handing them over to another library takes as long.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Problem:
     def spans(self) -> list[slice]:
         """The observations of each frame."""
         ends = np.searchsorted(self.frame, np.arange(len(self.poses) + 1))
-        return [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
 
 def residuals(problem: Problem, poses: Matrix, points: Matrix) -> Matrix:

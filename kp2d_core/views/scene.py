@@ -1,0 +1,174 @@
+"""A scene with depth, made of flat pieces of photographs, and exact views of it.
+
+Each piece is seen through its own homography, and where several cover a pixel the nearest is seen.
+Inverse depth over a plane is linear in the image, so that even the comparison costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.camera import Camera
+from kp2d_core.geometry import Matrix, scale_matrix
+from kp2d_core.images import Image
+
+NEAR = 0.05  # m, before which nothing is seen
+FINEST = 1.4  # pixels of a photograph to one of the image, beyond which a smaller copy is taken
+_BITS = 4  # of a pixel, in corners
+
+
+@dataclass(frozen=True)
+class Texture:
+    """A photograph and its halves, quarters, and so on."""
+
+    photograph: Image  # RGB
+
+    @cached_property
+    def levels(self) -> list[Image]:
+        found = [self.photograph]
+        while min(found[-1].shape[:2]) >= 16:
+            height, width = found[-1].shape[:2]
+            half = cv2.resize(found[-1], (width // 2, height // 2), interpolation=cv2.INTER_AREA)
+            found.append(np.asarray(half, np.uint8))
+        return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parallelogram of the world that shows a parallelogram of a photograph."""
+
+    corner: Matrix  # (3,) of the world, x right, y down, z forward
+    across: Matrix  # (3,) from the corner along the top
+    down: Matrix  # (3,)
+    texture: Texture
+    on_texture: Matrix  # (3, 3) from 0..1 across and down to pixels of the photograph
+    light: float = 1.0  # times the photograph's brightness
+
+    @cached_property
+    def corners(self) -> Matrix:
+        """(4, 3) around."""
+        a, d = self.across, self.down
+        return self.corner + np.array([0 * a, a, a + d, d])
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Views of it are exact: their poses are the truth."""
+
+    pieces: Sequence[Piece]
+
+    @cached_property
+    def _corners(self) -> Matrix:
+        return np.array([piece.corners for piece in self.pieces])
+
+    def view(self, camera: Camera, pose: Matrix, samples: int = 1) -> Image:
+        """RGB of a camera without distortion at a pose (4, 4), camera to world.
+
+        samples  in a pixel, across and down: more make its edges smooth
+        """
+        if samples == 1:
+            return self.view_with_depth(camera, pose)[0]
+        finer = camera.width * samples, camera.height * samples
+        matrix = scale_matrix(samples, samples) @ camera.matrix
+        fine = self.view_with_depth(Camera.create(finer, matrix), pose)[0]
+        return np.asarray(cv2.resize(fine, camera.size, interpolation=cv2.INTER_AREA), np.uint8)
+
+    def view_with_depth(self, camera: Camera, pose: Matrix) -> tuple[Image, NDArray[np.float32]]:
+        """The image, and the depth (z) of each pixel in m; infinite where there is nothing."""
+        if camera.fisheye or any(camera.distortion):
+            raise ValueError('a scene is seen by cameras without distortion only')
+        turn, centre = pose[:3, :3], pose[:3, 3]
+        corners = (self._corners - centre) @ turn  # (P, 4, 3) in the camera
+        image = np.zeros((camera.height, camera.width, 3), np.uint8)
+        inverse_depth = np.zeros((camera.height, camera.width), np.float32)
+        ahead = np.flatnonzero((corners[:, :, 2] > NEAR).any(axis=1))
+        # The nearest first: what they hide need not be drawn.
+        for number in ahead[np.argsort(corners[ahead, :, 2].mean(axis=1))]:
+            _draw(self.pieces[number], corners[number], camera, image, inverse_depth)
+        with np.errstate(divide='ignore'):
+            return image, 1 / inverse_depth
+
+
+def _draw(
+    piece: Piece,
+    corners: Matrix,
+    camera: Camera,
+    image: Image,
+    inverse_depth: NDArray[np.float32],
+) -> None:
+    outline = _before_camera(corners)
+    if len(outline) < 3:
+        return
+    pixels = camera.pixels(outline)
+    low = np.floor(pixels.min(axis=0)).astype(int)
+    high = np.ceil(pixels.max(axis=0)).astype(int) + 1
+    x0, y0 = max(low[0], 0), max(low[1], 0)
+    x1, y1 = min(high[0], camera.width), min(high[1], camera.height)
+    if x0 >= x1 or y0 >= y1:
+        return
+
+    # normal . x = offset for points x of the plane; a ray (u, v, 1) meets it at the depth
+    # offset / (normal . ray).
+    normal = np.cross(corners[1] - corners[0], corners[3] - corners[0])
+    offset = float(normal @ corners[0])
+    if abs(offset) < 1e-9:  # seen from the edge
+        return
+    slope = normal @ np.linalg.inv(camera.matrix) / offset
+    columns, rows = np.arange(x0, x1), np.arange(y0, y1)
+    inverse = np.add.outer(
+        (slope[1] * rows + slope[2]).astype(np.float32), (slope[0] * columns).astype(np.float32)
+    )
+    mask = np.zeros(inverse.shape, np.uint8)
+    polygon = np.rint((pixels - (x0, y0)) * (1 << _BITS)).clip(-(2**24), 2**24).astype(np.int32)
+    cv2.fillConvexPoly(mask, polygon, 255, lineType=cv2.LINE_8, shift=_BITS)
+    behind = inverse_depth[y0:y1, x0:x1]
+    # Two pieces that meet at an edge are equally near there: the first stays.
+    nearer = (mask > 0) & (inverse > behind * 1.0001)
+    if not nearer.any():
+        return
+
+    to_camera = np.column_stack([corners[1] - corners[0], corners[3] - corners[0], corners[0]])
+    plane_to_pixels = camera.matrix @ to_camera
+    photograph_to_pixels = plane_to_pixels @ np.linalg.inv(piece.on_texture)
+    level = _level(piece, corners, camera)
+    photograph = piece.texture.levels[level]
+    given = piece.texture.photograph
+    shrink = scale_matrix(photograph.shape[1] / given.shape[1], photograph.shape[0] / given.shape[0])
+    window = np.array([[1, 0, x0], [0, 1, y0], [0, 0, 1.0]])
+    window_to_photograph = shrink @ np.linalg.inv(photograph_to_pixels) @ window
+    drawn = cv2.warpPerspective(
+        photograph, window_to_photograph, (x1 - x0, y1 - y0),
+        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, borderMode=cv2.BORDER_REFLECT_101,
+    )  # fmt: skip
+    if piece.light != 1:
+        drawn = cv2.convertScaleAbs(drawn, alpha=piece.light)
+    cv2.copyTo(drawn, nearer.astype(np.uint8), image[y0:y1, x0:x1])
+    np.copyto(behind, inverse, where=nearer)
+
+
+def _level(piece: Piece, corners: Matrix, camera: Camera) -> int:
+    """Which copy of the photograph has about as many pixels as are seen of the piece."""
+    depth = max(float(np.mean(np.maximum(corners[:, 2], NEAR))), NEAR)
+    length = np.sqrt(np.linalg.norm(np.cross(piece.across, piece.down)))
+    pixels = np.sqrt(abs(np.linalg.det(piece.on_texture[:2, :2])))
+    ratio = pixels / max(camera.matrix[0, 0] * length / depth, 1e-9)
+    level = int(np.ceil(np.log2(max(ratio / FINEST, 1.0))))
+    return min(level, len(piece.texture.levels) - 1)
+
+
+def _before_camera(corners: Matrix) -> Matrix:
+    """The part of a polygon (N, 3) that is further than NEAR."""
+    kept: list[Matrix] = []
+    for here, there in zip(corners, np.roll(corners, -1, axis=0), strict=True):
+        if here[2] > NEAR:
+            kept.append(here)
+        if (here[2] > NEAR) != (there[2] > NEAR):
+            share = (NEAR - here[2]) / (there[2] - here[2])
+            kept.append(here + share * (there - here))
+    return np.array(kept).reshape(-1, 3)
