@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kp2d_core.features import Features, Float
+from kp2d_core.checks import number
+from kp2d_core.features import Features, Float, unit_descriptors
 from kp2d_core.verification import Verification, verify
 
 Ints = NDArray[np.intp]
 
+BLOCK = 1 << 24  # similarities that are computed at once: 64 MB
 BAND = 128  # points that are compared at once if there is a radius
+FAR = 1e6  # pixels; no point is there
 LOWEST = -1.1  # below every similarity
 STEEP = 1e6  # how fast similarities fall beyond the radius, by squared pixel
 
@@ -47,6 +50,8 @@ def match(
 ) -> Matches:
     """Nearest neighbours of the first set's descriptors in the second.
 
+    Descriptors that are not float32 are taken as they are meant: int8 scaled, uint8 as bits.
+
     mutual        keep a pair only if each is the other's nearest
     max_ratio     keep a pair only if distance < max_ratio * distance to the second nearest
     max_distance  keep a pair only up to this descriptor distance (0 to 2)
@@ -64,10 +69,13 @@ def match(
     gate = None
     if radius is not None:
         centres = first.keypoints if predicted is None else np.asarray(predicted, np.float32)
+        centres = np.nan_to_num(centres, nan=FAR, posinf=FAR, neginf=-FAR)
         gate = Gate(centres, second.keypoints, radius)
     found = find_neighbours(
-        first.descriptors, second.descriptors, gate, runner_up=max_ratio is not None
+        _as_float32(first), _as_float32(second), gate, runner_up=max_ratio is not None
     )
+    if np.isnan(found.best).any():
+        raise ValueError('descriptors hold NaN')
 
     keep = found.best > -np.inf
     if mutual:
@@ -121,17 +129,29 @@ def _check_options(
         ('max_distance', max_distance),
         ('radius', radius),
     ):
-        if value is not None and not value > 0:
-            raise ValueError(f'{name} must be above 0, got {value}')
+        if value is not None:
+            number(value, name, above=0, most=FAR)
     if predicted is not None and radius is None:
         raise ValueError('predicted positions need a radius')
     if predicted is not None and np.shape(predicted) != (len(first), 2):
         raise ValueError(f'predicted must be ({len(first)}, 2), got {np.shape(predicted)}')
+    for features in (first, second):
+        if features.descriptors.ndim != 2 or len(features.descriptors) != len(features):
+            raise ValueError(
+                f'{len(features)} keypoints need as many rows of descriptors, got shape '
+                f'{features.descriptors.shape}'
+            )
     if first.descriptors.shape[1:] != second.descriptors.shape[1:] and len(first) and len(second):
         raise ValueError(
             f'descriptors differ in length: {first.descriptors.shape[1]} and '
             f'{second.descriptors.shape[1]}'
         )
+
+
+def _as_float32(features: Features) -> Float:
+    """Products of the bytes that messages have would overflow."""
+    descriptors = features.descriptors
+    return descriptors if descriptors.dtype == np.float32 else unit_descriptors(descriptors)
 
 
 @dataclass(frozen=True)
@@ -159,7 +179,10 @@ def find_neighbours(
     """Of unit descriptors (N, D) and (M, D), both at least one."""
     if gate is None:
         found = nothing_yet(len(first), len(second))
-        _compare(first @ second.T, found, slice(None), slice(None), runner_up)
+        rows_at_once = max(1, BLOCK // len(second))
+        for begin in range(0, len(first), rows_at_once):
+            block = slice(begin, begin + rows_at_once)
+            _compare(first[block] @ second.T, found, block, slice(None), runner_up)
         return found
 
     # From the top of the image to its bottom, a band of the first set after the other, each with

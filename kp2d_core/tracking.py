@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.checks import whole
 from kp2d_core.features import Features, join_features
 from kp2d_core.matching import Matches, match
 
@@ -71,9 +72,7 @@ class Tracker:
     """
 
     def __init__(self, max_missed: int = 2, **match_options: Any) -> None:
-        if max_missed < 0:
-            raise ValueError(f'max_missed must be 0 or more, got {max_missed}')
-        self.max_missed = max_missed
+        self.max_missed = whole(max_missed, 'max_missed')
         self.match_options: dict[str, Any] = {'mutual': True, **match_options}
         self._next_id = 0
         self.reset()

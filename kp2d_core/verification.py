@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.checks import number
 from kp2d_core.features import Float
 from kp2d_core.geometry import in_front, warp_points
 
@@ -49,12 +50,11 @@ def verify(
     """
     if method not in VERIFICATIONS:
         raise ValueError(f"verification must be one of {', '.join(VERIFICATIONS)}, got '{method}'")
-    if method == 'essential' and (intrinsics is None or np.shape(intrinsics) != (3, 3)):
+    if method == 'essential' and not _is_camera(intrinsics):
         raise ValueError('essential verification needs intrinsics, a 3x3 camera matrix')
     if method == 'none':
         return np.ones(len(first), bool), None
-    if not threshold > 0:
-        raise ValueError(f'threshold must be above 0 px, got {threshold}')
+    threshold = number(threshold, 'threshold', above=0, most=1e6)
     if method != 'homography' and len(first):
         still = ((second - first) ** 2).sum(axis=1) <= threshold**2
         if still.mean() > AT_REST:
@@ -68,6 +68,13 @@ def verify(
         first[placed], second[placed], method, threshold, intrinsics
     )
     return agreeing, model
+
+
+def _is_camera(intrinsics: NDArray[np.float64] | None) -> bool:
+    if intrinsics is None or np.shape(intrinsics) != (3, 3):
+        return False
+    matrix = np.asarray(intrinsics, np.float64)
+    return bool(np.isfinite(matrix).all() and matrix[0, 0] > 0 and matrix[1, 1] > 0)
 
 
 def _agreeing(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
@@ -159,6 +162,74 @@ def test_descriptors_of_different_length():
 
 
 CAMERA = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
+
+
+def test_bytes_match_as_the_vectors_that_they_stand_for():
+    """As they come in messages: 127 times the component. Their products overflowed."""
+    first, second = random_features(80, 0), random_features(90, 1)
+    wanted = match(first, second, max_ratio=0.95)
+    coarse = [
+        replace(each, descriptors=np.rint(each.descriptors * 127).astype(np.int8))
+        for each in (first, second)
+    ]
+    found = match(*coarse, max_ratio=0.95)
+    pairs, others = ({tuple(pair) for pair in each.indices} for each in (wanted, found))
+    assert len(pairs & others) > 0.9 * len(pairs) > 10
+    assert np.abs(match(coarse[0], coarse[0]).distances).max() < 1e-3
+    doubles = [
+        replace(each, descriptors=each.descriptors.astype(np.float64)) for each in (first, second)
+    ]
+    assert np.array_equal(match(*doubles).indices, match(first, second).indices)
+
+
+def test_bits_match_by_hamming_distance(photographs):
+    orb = cv2.ORB_create(200)
+    gray = cv2.cvtColor(photographs['coffee'], cv2.COLOR_RGB2GRAY)
+    sets = [
+        orb.detectAndCompute(image, None)[1] for image in (gray, cv2.GaussianBlur(gray, (5, 5), 1))
+    ]
+    features = [Features(np.zeros((len(d), 2), np.float32), np.ones(len(d)), d) for d in sets]
+    ours = match(*features, mutual=False).indices
+    distances = (np.unpackbits(sets[0], axis=1)[:, None] != np.unpackbits(sets[1], axis=1)).sum(2)
+    chosen = distances[ours[:, 0], ours[:, 1]]
+    assert np.array_equal(chosen, distances.min(axis=1))
+
+
+def test_tens_of_thousands_of_points_are_matched_in_blocks():
+    """All products at once took 6 GB of 40,000 points; 64 MB at a time give the same."""
+    first, second = random_features(9000, 0, 16), random_features(5000, 1, 16)
+    tracemalloc.start()
+    matches = match(first, second, max_ratio=0.99)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 150e6  # 180 MB is the matrix of all products
+    similarity = first.descriptors @ second.descriptors.T
+    nearest = similarity.argmax(axis=1)
+    mutual = similarity.argmax(axis=0)[nearest] == np.arange(9000)
+    distance = np.sqrt(2 - 2 * np.sort(similarity, axis=1)[:, -2:])
+    clear = distance[:, 1] < 0.99 * distance[:, 0]
+    wanted = np.flatnonzero(mutual & clear)
+    assert len(np.setxor1d(matches.indices[:, 0], wanted)) < 3  # but for rounding
+    assert np.array_equal(matches.indices[:, 1], nearest[matches.indices[:, 0]])
+
+
+def test_a_position_that_cannot_be_predicted_costs_only_its_own_match():
+    first = random_features(300, 0)
+    predicted = first.keypoints.copy()
+    predicted[[5, 70]] = [[np.nan, 3], [np.inf, np.nan]]
+    rows = match(first, first, radius=10, predicted=predicted).indices[:, 0]
+    assert set(range(300)) - set(rows.tolist()) == {5, 70}
+
+
+def test_wild_descriptors_are_named():
+    good = random_features(5, 0)
+    bad = replace(good, descriptors=np.full((5, 64), np.nan, np.float32))
+    with pytest.raises(ValueError, match='descriptors hold NaN'):
+        match(good, bad)
+    with pytest.raises(ValueError, match='5 keypoints need as many rows of descriptors'):
+        match(good, replace(good, descriptors=good.descriptors[:3]))
+    with pytest.raises(ValueError, match='as many rows of descriptors'):
+        match(good, replace(good, descriptors=good.descriptors[:, 0]))
 
 
 def two_views(seed, outliers=40, planar=False):
