@@ -74,7 +74,8 @@ class KeypointDetector:
 
         model      'auto' takes 'v4' where TensorRT runs on a GPU, else 'small'
         runtime    'auto' takes the best that this machine has; see `kp2d info`
-        precision  'fp32', 'fp16' or 'int8'; 'auto': fp32, or what the exported model has
+        precision  'fp32', 'fp16' or 'int8'; 'auto': int8 with OpenVINO on a CPU that is made for
+                   it, fp16 with TensorRT, else fp32; what an exported model has
         threads    of the CPU; None leaves it to the runtime
         """
         return cls(open_runtime(model, runtime=runtime, precision=precision, threads=threads))

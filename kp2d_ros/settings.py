@@ -65,8 +65,9 @@ class Settings:
     )
     runtime: str = fixed('auto', 'What runs the model; `kp2d info` lists what this machine has.')
     precision: str = fixed(
-        'auto', 'Of the computation, where the runtime can; auto: fp32, or what an exported model '
-        'has.', choices=('auto', 'fp32', 'fp16', 'int8'),
+        'auto', 'Arithmetic of the model; auto: int8 with OpenVINO on a CPU with VNNI or AMX, '
+        'fp16 with TensorRT, else fp32. An exported model has its own.',
+        choices=('auto', 'fp32', 'fp16', 'int8'),
     )  # fmt: skip
     threads: int = fixed(0, 'CPU threads of the runtime; 0: it decides.', range=(0, 256))
     # The input.

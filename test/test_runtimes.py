@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +15,21 @@ import pytest
 from models import random_checkpoint
 
 from kp2d_core import KeypointDetector
-from kp2d_core.checkpoint import Checkpoint, save_checkpoint, shipped_models
+from kp2d_core.checkpoint import Checkpoint, find_checkpoint, save_checkpoint, shipped_models
 from kp2d_core.errors import FileError
 from kp2d_core.export.graph import build_graph
+from kp2d_core.export.quantization import calibration_path
 from kp2d_core.export.source import Profile
 from kp2d_core.images import prepare
-from kp2d_core.runtimes import available_runtimes, open_runtime, suitable_model
+from kp2d_core.runtimes import (
+    available_runtimes,
+    has_int8_instructions,
+    open_runtime,
+    suitable_model,
+    suitable_precision,
+)
 from kp2d_core.runtimes.base import KEPT, too_many
-from kp2d_core.runtimes.cuda import cuda_device
+from kp2d_core.runtimes.cuda import CudaDevice, cuda_device
 
 COMPILED = ('openvino', 'onnxruntime')
 
@@ -56,8 +64,8 @@ def agreement(found, wanted, pixels: float) -> tuple[float, np.ndarray]:
      ('v0', (320, 240), 300)],
 )  # fmt: skip
 def test_fp32_gives_the_keypoints_of_torch(runtime, model, size, top_k, models, photographs):
-    reference = open_runtime(models[model], runtime='torch', threads=2)
-    tested = open_runtime(models[model], runtime=runtime, threads=2)
+    reference = open_runtime(models[model], runtime='torch', precision='fp32', threads=2)
+    tested = open_runtime(models[model], runtime=runtime, precision='fp32', threads=2)
     names = ('astronaut', 'coffee', 'motorcycle_left') if size[0] == 320 else ('motorcycle_left',)
     for name in names:
         image = prepare(photographs[name], size)[0][None]
@@ -204,6 +212,40 @@ print(runtime.name, '-', runtime.reason, '-', runtime.problem)
     )  # fmt: skip
     assert result.stdout.startswith('onnxruntime - the fastest here')
     assert result.stdout.endswith(' - openvino: libopenvino.so: missing\n')
+
+
+def test_the_precision_is_the_fastest_that_loses_next_to_nothing(models, tmp_path, monkeypatch):
+    assert suitable_precision('tensorrt', int8_ranges=False) == 'fp16'
+    assert suitable_precision('onnxruntime', int8_ranges=True) == 'fp32'
+    fast_int8 = suitable_precision('openvino', int8_ranges=True) == 'int8'
+    assert fast_int8 == has_int8_instructions()
+    monkeypatch.setattr('kp2d_core.runtimes.has_int8_instructions', lambda: True)
+    assert open_runtime('small', runtime='openvino', threads=1).description.endswith('int8')
+    assert open_runtime('small', runtime='torch', threads=1).description.endswith('fp32')
+    assert open_runtime(models['v0'], runtime='openvino', threads=1).description.endswith('fp32')
+    # The ranges of other weights, as after a training: not taken, and said so.
+    shutil.copy(models['v0'], tmp_path / 'mine.safetensors')
+    shutil.copy(calibration_path(find_checkpoint('small')), tmp_path / 'mine.int8.json')
+    mine = open_runtime(tmp_path / 'mine.safetensors', runtime='openvino', threads=1)
+    assert mine.description.endswith('fp32') and 'of other weights' in mine.reason
+    monkeypatch.setattr('kp2d_core.runtimes.has_int8_instructions', lambda: False)
+    assert open_runtime('small', runtime='openvino', threads=1).description.endswith('fp32')
+
+
+@pytest.mark.parametrize(
+    ('with_cuda', 'order'),
+    [
+        (True, ['tensorrt', 'onnxruntime', 'torch', 'openvino']),
+        (False, ['tensorrt', 'openvino', 'onnxruntime', 'torch']),
+    ],
+)
+def test_a_cuda_device_goes_before_the_cpu(monkeypatch, with_cuda, order):
+    """No GPU is here: what the libraries would answer on a machine with one stands in for it."""
+    monkeypatch.setattr('kp2d_core.runtimes.cuda_device', lambda: CudaDevice(True, 'a GPU'))
+    answer = ['CUDAExecutionProvider', 'CPUExecutionProvider'][not with_cuda :]
+    monkeypatch.setattr('onnxruntime.get_available_providers', lambda: answer)
+    monkeypatch.setattr('torch.cuda.is_available', lambda: with_cuda)
+    assert [status.name for status in available_runtimes()] == order
 
 
 def test_status_lists_all_runtimes():

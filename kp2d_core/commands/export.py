@@ -172,7 +172,7 @@ def print_loss(
         print(f'what {profile.precision} costs was not measured: no runtime for ONNX is installed')
         return
     metrics = compare(
-        KeypointDetector.load(path, runtime=usable[0]),
+        KeypointDetector.load(path, runtime=usable[0], precision='fp32'),
         KeypointDetector.load(output, runtime=usable[0]),
         profile,
         sequences=args.evaluate,

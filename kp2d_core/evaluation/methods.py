@@ -52,6 +52,8 @@ def open_methods(
             methods.append(Method(name, f'ONNX Runtime, {Path(model).name}', extract))
             continue
         for precision in precisions:
+            if precision == 'auto' and Path(model).suffix != '.onnx':
+                precision = 'fp32'  # not what is fastest here: figures are to be comparable
             detector = KeypointDetector.load(
                 model, runtime=runtime, precision=precision, threads=threads
             )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from kp2d_core.checkpoint import find_checkpoint
+from kp2d_core.errors import FileError
+from kp2d_core.export.quantization import calibration_path
 from kp2d_core.export.source import ModelSource, missing_onnx, open_source
 from kp2d_core.runtimes.base import Outputs, Runtime, RuntimeStatus
 from kp2d_core.runtimes.cuda import cuda_device
@@ -18,9 +22,13 @@ __all__ = [
     'available_runtimes',
     'open_runtime',
     'suitable_model',
+    'suitable_precision',
 ]
 
-RUNTIMES = ('tensorrt', 'openvino', 'onnxruntime', 'torch')  # the fastest first
+RUNTIMES = ('tensorrt', 'openvino', 'onnxruntime', 'torch')  # the fastest first, on a CPU
+FASTEST_ON_CUDA = ('tensorrt', 'onnxruntime', 'torch')
+# x86: one instruction multiplies and adds four bytes. Without it int8 gains little.
+INT8_INSTRUCTIONS = {'avx_vnni', 'avx512_vnni', 'amx_int8'}
 TENSORRT_PACKAGES = ('tensorrt', 'tensorrt_rtx')
 
 
@@ -33,8 +41,8 @@ def open_runtime(
 ) -> Runtime:
     """The runtime of that name with the model loaded; 'auto' takes the best one there is.
 
-    `model` 'auto' is the shipped model that suits the runtime. `precision` 'auto' means fp32, or
-    what an exported file has.
+    `model` 'auto' is the shipped model that suits the runtime. `precision` 'auto' is the fastest
+    that loses next to nothing there (`suitable_precision`), or what an exported file has.
     """
     if threads is not None and threads < 1:
         raise ValueError(f'threads must be 1 or more, got {threads}')
@@ -46,14 +54,53 @@ def open_runtime(
     if not status.available:
         raise ValueError(f'runtime {runtime} cannot be used here: {status.detail}')
     chosen = suitable_model(runtime) if model == 'auto' else model
-    opened = open_source_with(runtime, open_source(chosen, precision), threads)
-    opened.model, opened.reason = str(chosen), 'asked for'
+    source, why = _source(runtime, chosen, precision)
+    opened = open_source_with(runtime, source, threads)
+    opened.model, opened.reason = str(chosen), '; '.join(['asked for', *why])
     return opened
 
 
 def suitable_model(runtime: str) -> str:
     """The shipped model for a runtime: v4 for TensorRT, which has the time for it, else small."""
     return 'v4' if runtime == 'tensorrt' else 'small'
+
+
+def suitable_precision(runtime: str, int8_ranges: bool) -> str:
+    """The fastest precision of a runtime that loses next to nothing.
+
+    int8 loses .001 of repeatability, fp16 less (docs/runtimes.md).
+    """
+    if runtime == 'tensorrt':
+        return 'fp16'
+    if runtime == 'openvino' and int8_ranges and has_int8_instructions():
+        return 'int8'
+    return 'fp32'
+
+
+@functools.cache
+def has_int8_instructions() -> bool:
+    try:
+        lines = Path('/proc/cpuinfo').read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith('flags')), '')
+    return not INT8_INSTRUCTIONS.isdisjoint(flags.split())
+
+
+def _source(runtime: str, model: str | Path, precision: str) -> tuple[ModelSource, list[str]]:
+    """The model in the precision asked for or, if it is 'auto', in a suitable one; and why."""
+    if precision != 'auto':
+        return open_source(model, precision), []
+    path = find_checkpoint(model)
+    if path.suffix.lower() == '.onnx':
+        return open_source(model), []
+    chosen = suitable_precision(runtime, calibration_path(path).is_file())
+    try:
+        return open_source(model, chosen), []
+    except FileError as error:
+        if chosen != 'int8':
+            raise
+        return open_source(model, 'fp32'), [f'no int8: {error}']
 
 
 def _open_best(model: str | Path, precision: str, threads: int | None) -> Runtime:
@@ -65,14 +112,16 @@ def _open_best(model: str | Path, precision: str, threads: int | None) -> Runtim
             passed_over.append(f'{status.name}: {status.detail}')
             continue
         chosen = suitable_model(status.name) if model == 'auto' else model
-        source = open_source(chosen, precision)
+        source, why = _source(status.name, chosen, precision)
         try:
             opened = open_source_with(status.name, source, threads)
         except (ImportError, OSError, RuntimeError) as error:  # installed, but broken
             broken.append(f'{status.name}: {error}')
             continue
         opened.model, opened.problem = str(chosen), '; '.join(broken)
-        opened.reason = '; '.join([f'the fastest here ({status.detail})', *passed_over, *broken])
+        opened.reason = '; '.join(
+            [f'the fastest here ({status.detail})', *why, *passed_over, *broken]
+        )
         return opened
     raise ValueError(
         'no runtime works here: pip install openvino onnx; ' + '; '.join(passed_over + broken)
@@ -86,7 +135,27 @@ def open_source_with(runtime: str, source: ModelSource, threads: int | None = No
 
 def available_runtimes() -> list[RuntimeStatus]:
     """All runtimes, the fastest first, with what this machine says to each."""
-    return [_status(name) for name in RUNTIMES]
+    names = list(RUNTIMES)
+    if cuda_device().available:
+        fast = [name for name in FASTEST_ON_CUDA if _runs_on_cuda(name)]
+        names = [*fast, *(name for name in RUNTIMES if name not in fast)]
+    return [_status(name) for name in names]
+
+
+def _runs_on_cuda(name: str) -> bool:
+    """Whether a runtime is installed with its CUDA half, on a machine with a device."""
+    try:
+        if name == 'onnxruntime':
+            import onnxruntime
+
+            return 'CUDAExecutionProvider' in onnxruntime.get_available_providers()
+        if name == 'torch':
+            import torch
+
+            return torch.cuda.is_available()
+    except (ImportError, OSError):  # not installed, or broken: its status says so
+        return False
+    return True
 
 
 def _status(name: str) -> RuntimeStatus:
