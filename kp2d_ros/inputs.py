@@ -6,27 +6,43 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rclpy.event_handler import SubscriptionEventCallbacks
-from rclpy.qos import QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
+from rclpy.clock import Clock
+from rclpy.qos import (
+    DurabilityPolicy,
+    QoSPolicyKind,
+    QoSProfile,
+    ReliabilityPolicy,
+    qos_policy_name_from_kind,
+)
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from kp2d_core.camera import Camera, camera_from_info, names_rectified
+from kp2d_ros.compat import (
+    ClockType,
+    SubscriptionEventCallbacks,
+    publisher_count,
+    with_message_info,
+)
 from kp2d_ros.diagnostics import Statistics
+from kp2d_ros.parameters import qos_overrides
 from kp2d_ros.settings import Settings
 from kp2d_ros.worker import Arrival
 
 QUIET = 5.0  # seconds between two warnings of one kind
+GRAPH_PERIOD = 0.25  # seconds between two looks at who publishes
+OVERLAP = 1.0  # seconds that an old subscription is kept beside the one that replaces it
+DEPTH = 5  # images that wait while the executor is busy; the newest of them is processed
 
 
-def image_topic(node: Any, settings: Settings) -> str:
+def image_topic(node: Any, settings: Settings, prefix: str = '') -> str:
     """To subscribe to; image/compressed goes with image unless it is remapped itself."""
-    compressed = 'image/compressed'
+    image, compressed = f'{prefix}image', f'{prefix}image/compressed'
     if settings.image_transport == 'raw':
-        return 'image'
+        return image
     unmapped = node.resolve_topic_name(compressed, only_expand=True)
     if node.resolve_topic_name(compressed) != unmapped:
         return compressed
-    return f'{node.resolve_topic_name("image")}/compressed'
+    return f'{node.resolve_topic_name(image)}/compressed'
 
 
 class Input:
@@ -39,6 +55,7 @@ class Input:
         *,
         statistics: Statistics,
         arrived: Callable[[Arrival], None],
+        prefix: str = '',
     ) -> None:
         """arrived(arrival) hears of every image."""
         self.camera: Camera | None = None
@@ -48,47 +65,110 @@ class Input:
         self._node = node
         self._arrived = arrived
         self._statistics = statistics
-        self._last_sequence = 0
-        self._subscriptions: list[Any] = []
-        topic = image_topic(node, settings)
+        self._last_sequence = self._last_sent = 0
+        topic = image_topic(node, settings, prefix)
         self.topic = node.resolve_topic_name(topic)
+        self._topic = topic
         asked = settings.image_geometry
         self._rectified = asked == 'rectified' or (asked == 'auto' and names_rectified(self.topic))
+        self._overrides = qos_overrides(node, topic, 'subscription')
+        overridden = QoSPolicyKind.RELIABILITY in self._overrides.policy_kinds
+        self._follows = settings.reliability == 'auto' and not overridden
+        self._kind = Image if settings.image_transport == 'raw' else CompressedImage
+        self._info_topic = f'{prefix}camera_info'
+        self._image: Any = None
+        self._others: list[Any] = []  # of camera_info
+        self._replaced: list[tuple[float, Any]] = []  # when, an image subscription
+        self._timer: Any = None
         try:
-            self._subscribe(topic, settings)
+            reliable = settings.reliability == 'reliable'
+            self._image = self._subscribe(reliable or (self._follows and self._all_reliable()))
+            self._hear_camera_info(DurabilityPolicy.VOLATILE)
+            self._look_at_graph()
+            steady = Clock(clock_type=ClockType.STEADY_TIME)
+            self._timer = node.create_timer(GRAPH_PERIOD, self._look_at_graph, clock=steady)
         except Exception:
             self.close()
             raise
 
     def publishers(self) -> int:
         """That can be heard."""
-        return int(self._subscriptions[0].get_publisher_count())
+        return publisher_count(self._node, self._image)
+
+    def reliable(self) -> bool:
+        return bool(self._image.qos_profile.reliability == ReliabilityPolicy.RELIABLE)
 
     def close(self) -> None:
-        for subscription in self._subscriptions:
-            self._node.destroy_subscription(subscription)
-        self._subscriptions = []
+        if self._timer is not None:
+            self._node.destroy_timer(self._timer)
+        for subscription in [self._image, *self._others, *(s for _, s in self._replaced)]:
+            if subscription is not None:
+                self._node.destroy_subscription(subscription)
 
-    def _subscribe(self, topic: str, settings: Settings) -> None:
-        callback: Any = self._image_arrived  # rclpy's types know of no second argument
-        reliable = settings.reliability == 'reliable'
-        qos = QoSProfile(
-            depth=1,
-            reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
+    # QoS
+
+    def _look_at_graph(self) -> None:
+        """Follow publishers that come and go: what they offer decides how they are heard best."""
+        now = time.monotonic()
+        while self._replaced and now - self._replaced[0][0] > OVERLAP:
+            self._node.destroy_subscription(self._replaced.pop(0)[1])
+        publishers = self._node.count_publishers(self.topic)
+        if not publishers:
+            self.incompatible = ''
+        if self._follows and publishers and self._all_reliable() != self.reliable():
+            # Both for a moment: nothing that is sent meanwhile is missed.
+            self._replaced.append((now, self._image))
+            self._image = self._subscribe(not self.reliable())
+        infos = self._node.get_publishers_info_by_topic(
+            self._node.resolve_topic_name(self._info_topic)
         )
-        kind = Image if settings.image_transport == 'raw' else CompressedImage
-        events = SubscriptionEventCallbacks(incompatible_qos=self._incompatible_offered)
-        self._subscriptions.append(
-            self._node.create_subscription(kind, topic, callback, qos, event_callbacks=events)
+        latched = DurabilityPolicy.TRANSIENT_LOCAL
+        if len(self._others) == 1 and any(i.qos_profile.durability == latched for i in infos):
+            self._hear_camera_info(latched)
+
+    def _all_reliable(self) -> bool:
+        """Whether there are publishers, and all of them resend what is lost."""
+        offered = self._node.get_publishers_info_by_topic(self.topic)
+        kinds = {publisher.qos_profile.reliability for publisher in offered}
+        return kinds == {ReliabilityPolicy.RELIABLE}
+
+    def _subscribe(self, reliable: bool) -> Any:
+        kind = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
+        return self._node.create_subscription(
+            self._kind,
+            self._topic,
+            with_message_info(self._image_arrived),
+            QoSProfile(depth=DEPTH, reliability=kind),
+            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._incompatible),
+            qos_overriding_options=self._overrides,
         )
-        self._subscriptions.append(
+
+    def _hear_camera_info(self, durability: DurabilityPolicy) -> None:
+        """Volatile hears every publisher from now on, latched what some have said before."""
+        volatile = durability == DurabilityPolicy.VOLATILE
+        reliability = ReliabilityPolicy.BEST_EFFORT if volatile else ReliabilityPolicy.RELIABLE
+        self._others.append(
             self._node.create_subscription(
-                CameraInfo, 'camera_info', self._camera_info_arrived,
-                QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT),
+                CameraInfo,
+                self._info_topic,
+                self._camera_info_arrived,
+                QoSProfile(depth=1, reliability=reliability, durability=durability),
+                event_callbacks=SubscriptionEventCallbacks(use_default_callbacks=False),
+                qos_overriding_options=qos_overrides(self._node, self._info_topic, 'subscription'),
             )
-        )  # fmt: skip
+        )
+
+    def _incompatible(self, event: Any) -> None:
+        if not self._follows:
+            self.incompatible = qos_policy_name_from_kind(event.last_policy_kind)
+
+    # Messages
 
     def _image_arrived(self, message: Any, info: dict[str, int]) -> None:
+        sent = info.get('source_timestamp') or 0
+        if sent and sent == self._last_sent and self._replaced:
+            return  # heard by both
+        self._last_sent = sent
         self.last_image = time.monotonic()
         self.incompatible = ''
         self._statistics.count('received')
@@ -113,6 +193,3 @@ class Input:
             self.camera = None
             self.bad_camera_info = str(error)
             self._node.get_logger().warning(str(error), throttle_duration_sec=QUIET)
-
-    def _incompatible_offered(self, event: Any) -> None:
-        self.incompatible = qos_policy_name_from_kind(event.last_policy_kind)

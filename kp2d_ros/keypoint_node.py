@@ -9,7 +9,6 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.task import Future
@@ -22,6 +21,7 @@ from kp2d_core.image_messages import decode_compressed
 from kp2d_core.images import read_image
 from kp2d_ros import diagnostics, parameters
 from kp2d_ros.bridge import Decoder, image_decoder
+from kp2d_ros.compat import ClockType, on_parameters
 from kp2d_ros.diagnostics import Health, Statistics
 from kp2d_ros.inputs import QUIET, Input, image_topic
 from kp2d_ros.messages import Outputs
@@ -41,8 +41,7 @@ class KeypointNode(LifecycleNode):
         self.finished = Future()  # done with an exit code if it cannot start by itself
         self.statistics = Statistics()
         self._settings = parameters.declare(self)
-        self.add_on_set_parameters_callback(parameters.check)
-        self.add_post_set_parameters_callback(self._parameters_changed)
+        on_parameters(self, parameters.check, self._parameters_changed)
 
         self._detector: KeypointDetector | None = None
         self._pipeline: Pipeline | None = None
@@ -119,6 +118,8 @@ class KeypointNode(LifecycleNode):
             self.get_logger().error(f'cannot subscribe: {error}')
             super().on_deactivate(state)
             return TransitionCallbackReturn.FAILURE
+        for name in parameters.unknown_qos_overrides(self):
+            self.get_logger().warning(f"no topic has the QoS override '{name}': it has no effect")
         self._health.active = True
         self.get_logger().info(f'waiting for images on {self._health.topic}')
         return result
@@ -231,8 +232,6 @@ class KeypointNode(LifecycleNode):
         health.enabled = self._enabled
         health.wanted = self._outputs is not None and self._outputs.wanted()
         if (camera := self._input) is not None:
-            if not self.count_publishers(health.topic):
-                camera.incompatible = ''
             last = camera.last_image
             health.since_image = None if last is None else time.monotonic() - last
             health.publishers = camera.publishers()

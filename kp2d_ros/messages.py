@@ -20,6 +20,7 @@ from kp2d_core.features import Features, Float
 from kp2d_core.tracking import Tracks
 from kp2d_ros.clouds import Points, bytes_of, new_cloud, read_points
 from kp2d_ros.overlay import Overlay, to_jpeg
+from kp2d_ros.parameters import qos_overrides
 from kp2d_ros.pipeline import Result
 from kp2d_ros.settings import DESCRIPTOR_FORMATS, Settings
 
@@ -204,8 +205,6 @@ def description(result: Result, settings: Settings, model: str) -> String:
     return String(data=json.dumps(facts))
 
 
-# Reliable meets subscribers of both kinds; a short queue lets a slow one miss frames, not lag.
-QOS = QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(
     depth=1,
     reliability=ReliabilityPolicy.RELIABLE,
@@ -226,8 +225,15 @@ class Outputs:
     def __init__(self, node: Any, model: str) -> None:
         self._node = node
         self._model = model
+        # Reliable meets subscribers of both kinds; with a short queue a slow one misses frames
+        # instead of lagging.
         self._publishers = {
-            topic: node.create_lifecycle_publisher(kind, topic, QOS)
+            topic: node.create_lifecycle_publisher(
+                kind,
+                topic,
+                QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE),
+                qos_overriding_options=qos_overrides(node, topic, 'publisher'),
+            )
             for topic, kind in TOPICS.items()
         }
         self._info = node.create_lifecycle_publisher(String, 'info', LATCHED)

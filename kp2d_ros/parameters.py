@@ -11,8 +11,12 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
+from rclpy.qos import QoSPolicyKind
+from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from kp2d_ros.settings import TABLE, Entry, Settings, changed
+
+POLICIES = {kind.name: kind for kind in QoSPolicyKind.__members__.values()}
 
 
 def declare(node: Any) -> Settings:
@@ -57,6 +61,19 @@ def unknown(node: Any) -> list[str]:
     """Parameters that were given to the node and that nothing has declared."""
     given: dict[str, Any] = node._parameter_overrides
     return [n for n in given if not node.has_parameter(n) and not n.startswith('qos_overrides.')]
+
+
+def qos_overrides(node: Any, topic: str, entity: str) -> QoSOverridingOptions:
+    """The policies of a topic that the user has set: qos_overrides./topic.subscription.depth."""
+    start = f'qos_overrides.{node.resolve_topic_name(topic)}.{entity}.'
+    given = {name.removeprefix(start).upper() for name in node._parameter_overrides}
+    return QoSOverridingOptions([kind for name, kind in POLICIES.items() if name in given])
+
+
+def unknown_qos_overrides(node: Any) -> list[str]:
+    """Those that no topic has asked for, once all publishers and subscriptions are made."""
+    given: dict[str, Any] = node._parameter_overrides
+    return [n for n in given if n.startswith('qos_overrides.') and not node.has_parameter(n)]
 
 
 def check(changes: Iterable[Any]) -> SetParametersResult:

@@ -80,8 +80,8 @@ class Settings:
         choices=('auto', 'raw', 'rectified'),
     )  # fmt: skip
     reliability: str = fixed(
-        'auto', 'QoS of the image subscription; auto: best effort, which meets both kinds of '
-        'publishers.', choices=('auto', 'best_effort', 'reliable'),
+        'auto', 'QoS of the image subscription; auto: reliable if all publishers are, else best '
+        'effort.', choices=('auto', 'best_effort', 'reliable'),
     )  # fmt: skip
     mask: str = fixed(
         '', 'An image file of the size of the frames; keypoints are kept where it is not 0.'

@@ -5,7 +5,7 @@ Several cameras: launch it once for each, with another namespace:=/front/kp2d.
 
 from pathlib import Path
 
-from ament_index_python.packages import get_package_share_directory
+from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
 from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 from launch.substitutions import LaunchConfiguration
@@ -15,19 +15,23 @@ SHARE = Path(get_package_share_directory('kp2d_ros'))
 
 # Arguments that are parameters of the keypoint node; empty: as the parameter file has it.
 PARAMETERS = {
-    'image_transport': ('image_transport', str, 'raw or compressed'),
+    'image_transport': ('image_transport', ('raw', 'compressed'), 'raw or compressed'),
     'model': ('model', str, 'auto, small, v4, a .safetensors file or an exported model'),
     'runtime': ('runtime', str, 'what runs the model: auto, openvino, onnxruntime, tensorrt, ...'),
-    'precision': ('precision', str, 'auto, fp32, fp16 or int8'),
+    'precision': ('precision', ('auto', 'fp32', 'fp16', 'int8'), 'auto, fp32, fp16 or int8'),
     'threads': ('threads', int, 'CPU threads of the runtime; 0: it decides'),
-    'size': ('working_size', int, 'longer side that the network runs at, in pixels; 0: as it is'),
-    'max_keypoints': ('max_keypoints', int, 'keep the best so many'),
+    'size': ('working_size', int, 'resize images to this longer side, in pixels; 0: do not'),
+    'max_keypoints': ('max_keypoints', int, 'keep at most this many keypoints'),
     'managed': ('managed', bool, 'true: wait for lifecycle transitions'),
     'use_sim_time': ('use_sim_time', bool, 'true: time is on /clock'),
 }
 
 ARGUMENTS = [
-    DeclareLaunchArgument('image', default_value='/camera/image_raw', description='image topic'),
+    DeclareLaunchArgument(
+        'image',
+        default_value='camera/image_raw',
+        description='image topic; a relative name is looked for beside the namespace of the node',
+    ),
     DeclareLaunchArgument(
         'camera_info', default_value='', description='its camera_info; empty: beside the image'
     ),
@@ -44,7 +48,7 @@ ARGUMENTS = [
         for name, (_, _, description) in PARAMETERS.items()
     ),
     DeclareLaunchArgument(
-        'camera', default_value='false', description='true: start the camera node as well'
+        'camera', default_value='false', description='true: start the camera node, too'
     ),
     DeclareLaunchArgument(
         'source',
@@ -53,11 +57,16 @@ ARGUMENTS = [
     ),
     DeclareLaunchArgument(
         'local',
-        default_value='false',
-        description='true: all is on this machine; use the Fast DDS profile for large images',
+        default_value='auto',
+        description='true: all is on this machine, use the Fast DDS profile for large images; '
+        'auto: if the camera node is started, too',
     ),
     DeclareLaunchArgument(
-        'debug', default_value='false', description='true: log more, and show it in RViz'
+        'respawn', default_value='true', description='false: do not restart a node that died'
+    ),
+    DeclareLaunchArgument('debug', default_value='false', description='true: log more'),
+    DeclareLaunchArgument(
+        'rviz', default_value='false', description='true: show overlay and keypoints in RViz'
     ),
 ]
 
@@ -67,16 +76,30 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
+    """Everything is checked before anything is started."""
+
     def text(name: str) -> str:
         return LaunchConfiguration(name).perform(context)
 
     def flag(name: str) -> bool:
-        return is_true(name, text(name))
+        return checked(name, text(name), bool)
 
-    namespace, image = text('namespace'), text('image')
-    camera_info = text('camera_info') or ''.join(image.rpartition('/')[:2]) + 'camera_info'
+    pushed = context.launch_configurations.get('ros_namespace', '')
+    namespace = absolute(text('namespace'), pushed)
+    image = absolute(text('image'), parent(namespace))
+    camera_info = absolute(
+        text('camera_info') or f'{parent(image)}/camera_info', parent(namespace)
+    )
+    given = given_parameters(text)
+    params_file = existing_file('params_file', text('params_file'))
+    local = flag('camera') if text('local') == 'auto' else flag('local')
+    respawn = {'respawn': flag('respawn'), 'respawn_delay': 2.0}
+    debug, rviz, camera = flag('debug'), flag('rviz'), flag('camera')
+    if rviz:
+        require_package('rviz', 'rviz2')
+
     actions: list[LaunchDescriptionEntity] = []
-    if flag('local'):
+    if local:
         profile = str(SHARE / 'config' / 'fastdds.xml')
         for name in ('FASTRTPS', 'FASTDDS'):  # until Jazzy, since Kilted
             actions.append(SetEnvironmentVariable(f'{name}_DEFAULT_PROFILES_FILE', profile))
@@ -87,16 +110,18 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
             name='keypoint_node',
             namespace=namespace,
             output='screen',
-            parameters=[text('params_file'), given_parameters(text)],
+            parameters=[params_file, given],
             remappings=[
                 ('image', image),
                 ('image/compressed', f'{image}/compressed'),
                 ('camera_info', camera_info),
             ],
-            ros_arguments=['--log-level', f'{logger(namespace)}:=debug'] if flag('debug') else [],
+            ros_arguments=['--log-level', f'{logger(namespace)}:=debug'] if debug else [],
+            **respawn,
         )
     )
-    if flag('camera'):
+    if camera:
+        sim_time = {k: v for k, v in given.items() if k == 'use_sim_time'}
         actions.append(
             Node(
                 package='kp2d_ros',
@@ -104,15 +129,16 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
                 name='camera_node',
                 namespace=namespace,
                 output='screen',
-                parameters=[{'source': text('source')}, given_parameters(text, ['use_sim_time'])],
+                parameters=[{'source': text('source')}, sim_time],
                 remappings=[
-                    ('image', image),
-                    ('image/compressed', f'{image}/compressed'),
+                    ('image_raw', image),
+                    ('image_raw/compressed', f'{image}/compressed'),
                     ('camera_info', camera_info),
                 ],
+                **respawn,
             )
         )
-    if flag('debug'):
+    if rviz:
         actions.append(
             Node(
                 package='rviz2',
@@ -128,21 +154,52 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     return actions
 
 
-def given_parameters(text, arguments=tuple(PARAMETERS)) -> dict[str, bool | int | str]:
+def given_parameters(text) -> dict[str, bool | int | str]:
     """Those that the user gave: they go before the parameter file's."""
-    values: dict[str, bool | int | str] = {}
-    for argument in arguments:
-        parameter, kind, _ = PARAMETERS[argument]
-        value = text(argument)
-        if value:
-            values[parameter] = is_true(argument, value) if kind is bool else kind(value)
-    return values
+    return {
+        parameter: checked(argument, text(argument), kind)
+        for argument, (parameter, kind, _) in PARAMETERS.items()
+        if text(argument)
+    }
 
 
-def is_true(name: str, value: str) -> bool:
-    if value.lower() not in ('true', 'false', '1', '0'):
-        raise ValueError(f"{name} is 'true' or 'false', not '{value}'")
-    return value.lower() in ('true', '1')
+def checked(name: str, value: str, kind) -> bool | int | str:
+    """The value of an argument; ValueError with its name if it is no such thing."""
+    if kind is bool:
+        if value.lower() not in ('true', 'false', '1', '0'):
+            raise ValueError(f"{name} must be 'true' or 'false', not '{value}'")
+        return value.lower() in ('true', '1')
+    if kind is int:
+        if not value.isdecimal():
+            raise ValueError(f"{name} must be a whole number, not '{value}'")
+        return int(value)
+    if kind is not str and value not in kind:
+        raise ValueError(f"{name} must be one of {', '.join(kind)}, not '{value}'")
+    return value
+
+
+def existing_file(name: str, path: str) -> str:
+    if not Path(path).expanduser().is_file():
+        raise ValueError(f"{name}: there is no file '{path}'")
+    return str(Path(path).expanduser())
+
+
+def require_package(argument: str, package: str) -> None:
+    try:
+        get_package_share_directory(package)
+    except PackageNotFoundError:
+        problem = f'{argument}:=true needs the package {package}, which is not installed'
+        raise ValueError(problem) from None
+
+
+def absolute(name: str, namespace: str) -> str:
+    """A name as seen from a namespace: '/robot', 'camera/image_raw' -> '/robot/camera/...'."""
+    return name if name.startswith('/') else f'/{namespace}/{name}'.replace('//', '/').rstrip('/')
+
+
+def parent(name: str) -> str:
+    """'/robot/kp2d' -> '/robot'."""
+    return name.rpartition('/')[0]
 
 
 def logger(namespace: str) -> str:

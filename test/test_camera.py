@@ -240,9 +240,9 @@ def test_node_publishes_a_folder_in_order(tmp_path, folder, pictures):
         with camera(
             tmp_path / 'log', domain, source=folder, rate=10.0, frame_id='front', encoding='bgr8'
         ) as node:
-            images = robot.listen(Image, '/camera/image')
+            images = robot.listen(Image, '/camera/image_raw')
             infos = robot.listen(CameraInfo, '/camera/camera_info')
-            compressed = robot.listen(CompressedImage, '/camera/image/compressed')
+            compressed = robot.listen(CompressedImage, '/camera/image_raw/compressed')
             robot.wait(lambda: len(images) >= 12 and len(infos) >= 3 and compressed, 'images')
             assert {image.encoding for image in images} == {'bgr8'}
             numbers = [
@@ -269,7 +269,7 @@ def test_node_resizes_gray_pictures_with_their_calibration(tmp_path, pictures):
     try:
         with camera(tmp_path / 'log', domain, **values):
             infos = robot.listen(CameraInfo, '/camera/camera_info')
-            compressed = robot.listen(CompressedImage, '/camera/image/compressed')
+            compressed = robot.listen(CompressedImage, '/camera/image_raw/compressed')
             robot.wait(lambda: infos and compressed, 'pictures')
             info = infos[0]
             assert (info.width, info.height, info.distortion_model) == (80, 30, 'plumb_bob')

@@ -6,9 +6,9 @@ import re
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import ROOT
-from models import write_responsive_model
 
 from kp2d_ros.startup import NODES
 
@@ -16,7 +16,7 @@ FILE = ROOT / 'launch' / 'keypoints.launch.py'
 DOCUMENTED = (
     'image', 'camera_info', 'namespace', 'params_file', 'image_transport', 'model', 'runtime',
     'precision', 'threads', 'size', 'max_keypoints', 'managed', 'use_sim_time', 'camera',
-    'source', 'local', 'debug',
+    'source', 'local', 'respawn', 'debug', 'rviz',
 )  # fmt: skip
 
 
@@ -54,7 +54,11 @@ def test_its_arguments_are_parameters_of_the_node():
         name, kind, _ = row.elts
         if name.value == 'use_sim_time':  # every node has it
             continue
-        assert type(TABLE[name.value].default).__name__ == kind.id
+        entry = TABLE[name.value]
+        if isinstance(kind, ast.Tuple):
+            assert tuple(choice.value for choice in kind.elts) == entry.limits.choices
+        else:
+            assert type(entry.default).__name__ == kind.id
 
 
 @pytest.fixture
@@ -82,67 +86,102 @@ def prefix(tmp_path) -> Path:
 LAUNCH = """
 import sys
 from launch import LaunchDescription, LaunchService
-from launch.actions import IncludeLaunchDescription
+from launch.actions import GroupAction, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
-arguments = [argument.split(':=') for argument in sys.argv[2:]]
+from launch_ros.actions import PushRosNamespace
+arguments = [argument.split(':=') for argument in sys.argv[3:]]
+included = IncludeLaunchDescription(
+    PythonLaunchDescriptionSource(sys.argv[1]), launch_arguments=arguments)
+pushed = [PushRosNamespace(sys.argv[2])] if sys.argv[2] else []
 service = LaunchService()
-service.include_launch_description(LaunchDescription([IncludeLaunchDescription(
-    PythonLaunchDescriptionSource(sys.argv[1]), launch_arguments=arguments)]))
+service.include_launch_description(LaunchDescription([GroupAction([*pushed, included])]))
 sys.exit(service.run())
 """
 
 
-def test_it_starts_camera_and_node(prefix, tmp_path, photographs):
+@pytest.fixture
+def launch(prefix, tmp_path):
+    """Starts the launch file with arguments, in a domain and under a namespace."""
     pytest.importorskip('launch_ros', reason='launch and launch_ros are not installed')
-    from robot import Process, Robot, new_domain
-    from sensor_msgs.msg import PointCloud2
+    from robot import Process
 
-    model = write_responsive_model(tmp_path)
-    domain = new_domain()
-    robot = Robot(domain)
     script = tmp_path / 'run_launch.py'
     script.write_text(LAUNCH)
-    given = {
-        'model': model, 'runtime': 'torch', 'size': 160, 'max_keypoints': 77, 'camera': 'true',
-        'namespace': '/front/kp2d', 'image': '/front/image_raw', 'local': 'true',
-    }  # fmt: skip
     search = os.pathsep.join(
         part for part in (str(prefix), os.environ.get('AMENT_PREFIX_PATH', '')) if part
     )
-    try:
-        with Process(
-            tmp_path / 'log', str(script), str(FILE),
-            *(f'{name}:={value}' for name, value in given.items()),
+
+    def run(domain: int, pushed: str = '', **given) -> Process:
+        arguments = [f'{name}:={value}' for name, value in given.items()]
+        return Process(
+            tmp_path / 'log', str(script), str(FILE), pushed, *arguments,
             domain=domain, AMENT_PREFIX_PATH=search,
-        ) as launch:  # fmt: skip
-            launch.wait_for('waiting for images on /front/image_raw')
-            heard = robot.listen(PointCloud2, '/front/kp2d/keypoints')
-            robot.wait(lambda: len(heard) >= 3, 'keypoints')
-            assert {cloud.width for cloud in heard} == {77}
-            infos = robot.node.get_publishers_info_by_topic('/front/camera_info')
-            assert [info.node_namespace for info in infos] == ['/front/kp2d']
-            robot.wait(
-                lambda: robot.node.count_subscribers('/front/camera_info') == 1, 'camera_info'
-            )
-            code, seconds = launch.stop()
-            assert code == 0 and seconds < 8
-            assert 'Traceback' not in launch.output
-    finally:
-        robot.close()
+        )  # fmt: skip
+
+    return run
 
 
-def test_it_refuses_what_is_neither_true_nor_false(prefix, tmp_path):
-    pytest.importorskip('launch_ros', reason='launch and launch_ros are not installed')
-    from robot import Process, new_domain
+def test_it_starts_camera_and_node(launch, robot, domain, model):
+    from sensor_msgs.msg import PointCloud2
 
-    script = tmp_path / 'run_launch.py'
-    script.write_text(LAUNCH)
-    with Process(
-        tmp_path / 'log', str(script), str(FILE), 'managed:=perhaps',
-        domain=new_domain(), AMENT_PREFIX_PATH=str(prefix),
-    ) as launch:  # fmt: skip
-        assert launch.process.wait(60) == 1
-        assert "managed is 'true' or 'false', not 'perhaps'" in launch.output
+    with launch(
+        domain, model=model, runtime='torch', size=160, max_keypoints=77, camera='true',
+        namespace='/front/kp2d', image='image_raw', respawn='false',
+    ) as running:  # fmt: skip
+        running.wait_for('waiting for images on /front/image_raw')
+        heard = robot.listen(PointCloud2, '/front/kp2d/keypoints')
+        robot.wait(lambda: len(heard) >= 3, 'keypoints')
+        assert {cloud.width for cloud in heard} == {77}
+        assert {cloud.header.frame_id for cloud in heard} == {'camera_optical_frame'}
+        infos = robot.node.get_publishers_info_by_topic('/front/camera_info')
+        assert [info.node_namespace for info in infos] == ['/front/kp2d']
+        robot.wait(lambda: robot.node.count_subscribers('/front/camera_info') == 1, 'camera_info')
+        assert running.stop()[0] == 0
+        assert 'Traceback' not in running.output
+
+
+def test_alone_it_finds_the_camera_node_alone_in_a_namespaced_bring_up(
+    launch, robot, domain, model, tmp_path
+):
+    """Both with their default names: the camera under /robot, the launch file pushed there."""
+    from robot import Process
+    from sensor_msgs.msg import PointCloud2
+
+    with (
+        Process(
+            tmp_path / 'camera', '-m', NODES['camera_node'], '--ros-args',
+            '-r', '__ns:=/robot/camera', '-p', 'width:=160', '-p', 'height:=120', domain=domain,
+        ),
+        launch(domain, '/robot', model=model, runtime='torch', threads=1) as running,
+    ):  # fmt: skip
+        running.wait_for('waiting for images on /robot/camera/image_raw')
+        heard = robot.listen(PointCloud2, '/robot/kp2d/keypoints')
+        robot.wait(lambda: heard, 'keypoints')
+
+
+def test_a_node_that_died_is_restarted(launch, robot, domain, model):
+    with launch(domain, model=model, runtime='torch', threads=1) as running:
+        running.wait_for('waiting for images on /camera/image_raw')
+        (child,) = psutil.Process(running.process.pid).children()
+        child.kill()
+        robot.wait(lambda: running.output.count('waiting for images') == 2, 'its successor')
+
+
+@pytest.mark.parametrize(
+    ('given', 'sentence'),
+    [
+        ({'managed': 'perhaps'}, "managed must be 'true' or 'false', not 'perhaps'"),
+        ({'params_file': '/nowhere.yaml'}, "params_file: there is no file '/nowhere.yaml'"),
+        ({'threads': 'two'}, "threads must be a whole number, not 'two'"),
+        ({'precision': 'int4'}, 'precision must be one of auto, fp32, fp16, int8'),
+        ({'rviz': 'true'}, 'rviz:=true needs the package rviz2, which is not installed'),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(launch, domain, given, sentence):
+    with launch(domain, camera='true', **given) as running:
+        assert running.process.wait(60) == 1
+        assert sentence in running.output
+        assert 'process started' not in running.output
 
 
 def test_configurations_parse():

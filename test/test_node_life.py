@@ -123,8 +123,8 @@ def test_killed_and_restarted_while_the_camera_runs(robot, domain, model, tmp_pa
         tmp_path / 'camera', '-m', 'kp2d_ros.camera.camera_node', '--ros-args', '-p', 'rate:=20.0',
         '-p', 'width:=160', '-p', 'height:=120', domain=domain,
     ) as camera:  # fmt: skip
-        camera.wait_for('on /camera/image')
-        remap = ('-r', 'image:=/camera/image', '-r', 'camera_info:=/camera/camera_info')
+        camera.wait_for('on /camera/image_raw')
+        remap = ('-r', 'image:=/camera/image_raw', '-r', 'camera_info:=/camera/camera_info')
         with keypoint_node(tmp_path / 'first', domain, model, *remap) as node:
             heard = robot.listen(PointCloud2, '/kp2d/keypoints')
             robot.wait(lambda: len(heard) >= 3, 'keypoints')

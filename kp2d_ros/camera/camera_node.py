@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.task import Future
@@ -23,6 +22,7 @@ from kp2d_core.images import Image, Size, resize, size_of
 from kp2d_ros.camera.moving_view import Picture
 from kp2d_ros.camera.sources import Damage, open_source
 from kp2d_ros.clouds import bytes_of
+from kp2d_ros.compat import ClockType
 from kp2d_ros.overlay import to_jpeg
 from kp2d_ros.process import run_node
 
@@ -51,7 +51,7 @@ class CameraNode(Node):
         width = self._declare('width', 0, 'Of the pictures; 0: as they are.', range=(0, 16384))
         height = self._declare('height', 0, 'Of the pictures; 0: as they are.', range=(0, 16384))
         self._encoding = self._declare('encoding', 'rgb8', f'One of {", ".join(ENCODINGS)}.')
-        self._frame_id = self._declare('frame_id', 'camera', 'Of the headers.')
+        self._frame_id = self._declare('frame_id', 'camera_optical_frame', 'Of the headers.')
         calibration = self._declare(
             'calibration', '', 'A YAML file of camera_calibration, for camera_info.'
         )
@@ -69,17 +69,17 @@ class CameraNode(Node):
         self._pictures = self._source.pictures()
         self._shown = False  # any of them
         qos = QoSProfile(
-            depth=1,
+            depth=5,
             reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
         )
-        self._image = self.create_publisher(ImageMessage, 'image', qos)
-        self._compressed = self.create_publisher(CompressedImage, 'image/compressed', qos)
+        self._image = self.create_publisher(ImageMessage, 'image_raw', qos)
+        self._compressed = self.create_publisher(CompressedImage, 'image_raw/compressed', qos)
         self._camera_info = self.create_publisher(CameraInfo, 'camera_info', qos)
         rate = rate or self._source.rate or DEFAULT_RATE
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self.create_timer(1 / rate, self._tick, clock=steady)
         self.get_logger().info(
-            f'{self._source.description} at {rate:g} Hz on {self.resolve_topic_name("image")}'
+            f'{self._source.description} at {rate:g} Hz on {self.resolve_topic_name("image_raw")}'
         )
 
     def _declare(

@@ -83,7 +83,7 @@ def end(children: Sequence[Child]) -> None:
 
 def start(args: argparse.Namespace, children: list[Child]) -> None:
     """The keypoint node, and a camera unless there is one; each is added as soon as it runs."""
-    image = args.topic or '/camera/image'
+    image = args.topic or '/camera/image_raw'
     parameters: dict[str, Any] = {
         'model': args.model,
         'runtime': args.runtime,
