@@ -28,7 +28,8 @@ LAYOUT = 2  # of what is published; docs/messages.md says what changed
 
 NO_TRACK = 2**32 - 1  # track_id while tracking is off
 NO_INDEX = 2**32 - 1  # of the only row of a cloud without matches
-INT8_SCALE = 127  # int8 descriptor = round(127 * component)
+# int8 descriptor = round(320 * component): of 128 or 256 components none of length 1 is large.
+INT8_SCALE = 320
 
 KEYPOINT_FIELDS: list[tuple[Any, ...]] = [
     ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),  # 1 m along the optical axis, where its ray passes
@@ -89,7 +90,8 @@ def keypoints_to_cloud(
     elif descriptor_format == 'float16':
         points['descriptor'] = features.descriptors.astype('<f2').view('<u2')
     elif descriptor_format == 'int8':
-        points['descriptor'] = np.rint(features.descriptors * INT8_SCALE)
+        codes = np.rint(features.descriptors * INT8_SCALE)
+        points['descriptor'] = np.clip(codes, -127, 127, out=codes)
     return cloud
 
 
@@ -100,7 +102,6 @@ class Keypoints:
     features: Features
     rays: Float  # (N, 2): the ray of a keypoint is (x, y, 1) in the frame of the header
     sigma: Float  # (N,) expected error of its position, pixels
-    scale: Float  # (N,) at which it was found
     track_ids: NDArray[np.uint32]
     track_ages: NDArray[np.uint32]
 
@@ -132,7 +133,6 @@ def keypoints_from_cloud(cloud: Any, image_size: tuple[int, int] = (0, 0)) -> Ke
         ),
         rays=np.stack([points['x'], points['y']], axis=1),
         sigma=points['sigma'],
-        scale=points['scale'],
         track_ids=points['track_id'],
         track_ages=points['track_age'],
     )

@@ -41,6 +41,7 @@ def some_features(count: int = 7, size: int = 16, seed: int = 0) -> Features:
         np.sort(random.random(count).astype(np.float32))[::-1],
         descriptors,
         (100, 100),
+        random.choice([1.0, 0.5], count).astype(np.float32),
     )
 
 
@@ -83,7 +84,8 @@ def test_keypoints_come_back_as_they_went():
     np.testing.assert_array_equal(back.rays, some_rays())
     np.testing.assert_array_equal(back.track_ids, tracks.ids)
     np.testing.assert_array_equal(back.track_ages, tracks.ages)
-    assert (back.sigma > 0).all() and (back.scale == 1).all()
+    np.testing.assert_array_equal(back.features.scales, features.scales)
+    assert (back.sigma > 0).all()
 
 
 def test_bytes_are_as_documented():

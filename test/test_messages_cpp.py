@@ -27,9 +27,9 @@ PROGRAM = """
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-void track(uint32_t id, float x, float y, const float * descriptor, size_t length)
+void track(uint32_t id, float x, float y, const int8_t * descriptor, size_t length)
 {
-  std::printf("%u %.9g %.9g %zu %.9g\\n", id, x, y, length, descriptor[length - 1]);
+  std::printf("%u %.9g %.9g %zu %d\\n", id, x, y, length, descriptor[length - 1]);
 }
 void add(float x0, float y0, float x1, float y1)
 {
@@ -99,9 +99,12 @@ def test_example_reads_what_we_write(tmp_path):
     assert 'warning' not in built.stderr
 
     features, tracks = some_features(), some_tracks()
-    found = run(program, 'keypoints', keypoints_cloud(features, tracks), tmp_path)
+    found = run(
+        program, 'keypoints', keypoints_cloud(features, tracks, descriptor_format='int8'), tmp_path
+    )
     expected = np.column_stack([
-        tracks.ids, features.keypoints, np.full(7, 16), features.descriptors[:, -1]
+        tracks.ids, features.keypoints, np.full(7, 16),
+        np.clip(np.rint(320 * features.descriptors[:, -1]), -127, 127),
     ])  # fmt: skip
     np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
 

@@ -112,6 +112,7 @@ def refused(robot: Robot, **values) -> str:
 def test_messages_hold_what_the_core_finds(
     robot, images, keypoints, matches, detector, photograph, clock
 ):
+    set_parameters(robot, descriptor_format='float32')
     tracker = Tracker(max_missed=2, verification='fundamental', threshold=2.0)
     previous = None
     for step in range(3):

@@ -139,7 +139,9 @@ def _draw(
     level = _level(piece, corners, camera)
     photograph = piece.texture.levels[level]
     given = piece.texture.photograph
-    shrink = scale_matrix(photograph.shape[1] / given.shape[1], photograph.shape[0] / given.shape[0])
+    shrink = scale_matrix(
+        photograph.shape[1] / given.shape[1], photograph.shape[0] / given.shape[0]
+    )
     window = np.array([[1, 0, x0], [0, 1, y0], [0, 0, 1.0]])
     window_to_photograph = shrink @ np.linalg.inv(photograph_to_pixels) @ window
     drawn = cv2.warpPerspective(

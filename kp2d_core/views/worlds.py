@@ -64,7 +64,9 @@ def room(images: Sequence[Image], seed: int = 0, pieces_of_furniture: int = 14) 
     return Scene(builder.pieces)
 
 
-def ring(images: Sequence[Image], seed: int = 0, width: float = 28.0, depth: float = 22.0) -> Scene:
+def ring(
+    images: Sequence[Image], seed: int = 0, width: float = 28.0, depth: float = 22.0
+) -> Scene:
     """A corridor 3 m wide around a block, whose middle line `ring_path` follows: 100 m around."""
     random = np.random.default_rng(seed)
     builder = Builder(images, random)
@@ -148,7 +150,8 @@ def room_path(count: int, turns: float = 1.0) -> Matrix:
     """Poses (count, 4, 4), camera to world: around the middle of the room, looking out and in."""
     phase = np.linspace(0, 2 * np.pi * turns, count)
     places = np.stack(
-        [1.4 * np.sin(phase), 0.25 * np.sin(2 * phase), 1.1 * np.sin(phase) * np.cos(phase)], axis=1
+        [1.4 * np.sin(phase), 0.25 * np.sin(2 * phase), 1.1 * np.sin(phase) * np.cos(phase)],
+        axis=1,
     )
     headings = 0.5 * np.sin(phase)
     pitches = 0.1 * np.sin(3 * phase)
@@ -178,9 +181,7 @@ def ring_path(
     return np.array(list(_poses(np.array(places), sway, pitches, rolls)))
 
 
-def _poses(
-    places: Matrix, headings: Matrix, pitches: Matrix, rolls: Matrix
-) -> Iterator[Matrix]:
+def _poses(places: Matrix, headings: Matrix, pitches: Matrix, rolls: Matrix) -> Iterator[Matrix]:
     for place, heading, pitch, roll in zip(places, headings, pitches, rolls, strict=True):
         (sh, ch), (sp, cp), (sr, cr) = (
             (np.sin(angle), np.cos(angle)) for angle in (heading, pitch, roll)
