@@ -25,7 +25,7 @@ COMMANDS: dict[str, str] = {
     'export': 'write an ONNX model for one size and precision, build TensorRT engines',
     'bench': 'measure speed: of the runtimes, of training, of the node',
     'extract': 'find keypoints in images and save them',
-    'match': 'match two images and draw the matches',
+    'match': 'match two images and draw the matches, or match many',
     'info': 'show what this machine can run, or what is inside a model file',
     'import-checkpoint': "turn the KP2D authors' .ckpt into a .safetensors model",
 }
@@ -40,6 +40,8 @@ EXTRAS = {
     'openvino': 'openvino',
     'rosbags': 'bags',
     'rclpy': 'ros',
+    'h5py': 'slam',
+    'pycolmap': 'slam',
 }
 
 

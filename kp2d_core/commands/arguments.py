@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kp2d_core.checks import MOST, MOST_THREADS, number, whole
@@ -126,6 +127,23 @@ def add_scales_argument(group: argparse._ActionsContainer) -> None:
         help='run the network at so many times that size, each of them, and take the best points '
         'of all: 1 is the fastest, 1,0.5 bridges changes of distance, 2,1 is the most exact '
         '(default: 1,0.5, but 1 for a model that was exported for one size)',
+    )  # fmt: skip
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group('pairs of images')
+    group.add_argument(
+        '--pairs', type=Path, metavar='FILE',
+        help='match these: two names in a line (default: every image with every other)',
+    )  # fmt: skip
+    group.add_argument(
+        '--window', type=positive, metavar='N',
+        help='match each image with the N after it, as for a video',
+    )  # fmt: skip
+    group.add_argument(
+        '--calibration', type=Path, metavar='FILE',
+        help="of the camera, for --format colmap: a YAML file of ROS's camera_calibration "
+        '(default: COLMAP guesses the focal length, or reads it from EXIF)',
     )  # fmt: skip
 
 

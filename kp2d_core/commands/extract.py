@@ -1,76 +1,148 @@
-"""kp2d extract: keypoints of images, one .npz each."""
+"""kp2d extract: keypoints of images, for whatever comes next."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
+from kp2d_core.camera import Camera, camera_from_info, read_calibration
 from kp2d_core.commands.arguments import (
     add_detection_arguments,
     add_model_arguments,
+    add_pair_arguments,
     detection_options,
     load_detector,
 )
-from kp2d_core.errors import FileError, ModelError
+from kp2d_core.errors import FileError
+from kp2d_core.exchange import (
+    Named,
+    choose_pairs,
+    match_all,
+    names_below,
+    save_colmap,
+    save_hloc_features,
+    save_npz,
+)
 from kp2d_core.features import Features
-from kp2d_core.files import atomic_write
-from kp2d_core.images import find_images, read_image
+from kp2d_core.images import Image, find_images, read_image
 from kp2d_core.visualize import draw_keypoints, write_image
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('images', nargs='+', type=Path, help='image files, or folders of them')
     parser.add_argument(
-        '-o', '--output', type=Path, required=True, metavar='DIR',
-        help='folder for one .npz an image: keypoints, scores, descriptors, image_size',
+        '-o', '--output', type=Path, required=True, metavar='PATH',
+        help='a folder for .npz files, else the file to write',
     )  # fmt: skip
     parser.add_argument(
-        '--overlay', action='store_true', help='also draw the keypoints, as NAME.keypoints.png'
-    )
+        '--format', choices=('npz', 'hloc', 'colmap'), default='npz',
+        help='npz: a file an image with keypoints, scores, descriptors, scales, image_size; '
+        'hloc: one HDF5 file, as hloc reads it; colmap: a database with keypoints, matches and '
+        'two-view geometries, ready for `colmap mapper`',
+    )  # fmt: skip
+    parser.add_argument(
+        '--overlay', action='store_true',
+        help='also draw the keypoints, as NAME.keypoints.png (with npz)',
+    )  # fmt: skip
     add_model_arguments(parser)
     add_detection_arguments(parser)
+    add_pair_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_pair_arguments(args, only='colmap')
+    if args.overlay and args.format != 'npz':
+        raise ValueError('--overlay goes with --format npz')
+    images = images_of(args)
+    if args.format == 'npz':
+        return extract_npz(args, images)
+    named = extract_named(args, images)
+    if args.format == 'hloc':
+        save_hloc_features(args.output, zip(named.names, named.features, strict=True))
+        print(f'{len(named.names)} of {len(images)} images written to {args.output}')
+    else:
+        write_colmap(args, named)
+    return 0 if len(named.names) == len(images) else 1
+
+
+def images_of(args: argparse.Namespace) -> list[Path]:
     images = find_images(args.images)
     if not images:
         raise ValueError(f'there is no image in {", ".join(map(str, args.images))}')
+    return images
+
+
+def extract_npz(args: argparse.Namespace, images: list[Path]) -> int:
     outputs = output_paths(images, args.output)
     if args.overlay:
         keep_inputs(images, outputs)
+    targets = dict(zip(images, outputs, strict=True))
+    written = 0
+    for path, image, features in extracted(args, images):
+        save_npz(targets[path], features)
+        if args.overlay:
+            write_image(overlay_path(targets[path]), draw_keypoints(image, features))
+        written += 1
+    print(f'{written} of {len(images)} images written to {args.output}')
+    return 0 if written == len(images) else 1
+
+
+def extract_named(args: argparse.Namespace, images: list[Path]) -> Named:
+    """The features of all images that can be read, by name; FileError if none can."""
+    found = {path: features for path, _, features in extracted(args, images)}
+    if not found:
+        raise FileError('none of the images could be used')
+    root, names = names_below(list(found))
+    return Named(root, names, list(found.values()))
+
+
+def extracted(
+    args: argparse.Namespace, images: list[Path]
+) -> Iterator[tuple[Path, Image, Features]]:
     detector = load_detector(args)
-    failed = 0
-    for path, output in zip(tqdm(images, unit='image', disable=None), outputs, strict=True):
+    options = detection_options(args)
+    for path in tqdm(images, unit='image', disable=None):
         try:
             image = read_image(path)
-            features = detector.detect(image, **detection_options(args))
-        except ModelError:
-            raise
+            features = detector.detect(image, **options)
         except (FileError, ValueError) as error:  # one bad file must not stop a thousand good ones
-            print(f'kp2d extract: skipped: {path}: {error}', file=sys.stderr)
-            failed += 1
+            print(f'kp2d {args.command}: skipped: {path}: {error}', file=sys.stderr)
             continue
-        save_features(output, features)
-        if args.overlay:
-            write_image(overlay_path(output), draw_keypoints(image, features))
-    print(f'{len(images) - failed} of {len(images)} images written to {args.output}')
-    return 1 if failed else 0
+        yield path, image, features
 
 
-def save_features(path: Path, features: Features) -> None:
-    with atomic_write(path) as temporary:
-        np.savez(
-            temporary,
-            keypoints=features.keypoints,
-            scores=features.scores,
-            descriptors=features.descriptors,
-            image_size=np.array(features.image_size),
-        )
+def write_colmap(args: argparse.Namespace, named: Named, **options: object) -> None:
+    pairs = choose_pairs(named.names, args.pairs, args.window)
+    matched = tqdm(match_all(named, pairs, **options), total=len(pairs), unit='pair', disable=None)
+    verified = save_colmap(args.output, named, matched, camera_of(args))
+    print(
+        f'{len(named.names)} images and {len(pairs)} pairs, {verified} of them verified, written '
+        f'to {args.output}'
+    )
+
+
+def camera_of(args: argparse.Namespace) -> Camera | None:
+    if args.calibration is None:
+        return None
+    camera = camera_from_info(read_calibration(args.calibration))
+    if camera is None:
+        raise FileError(f'{args.calibration} says that the camera is not calibrated')
+    return camera
+
+
+def check_pair_arguments(args: argparse.Namespace, only: str | None = None) -> None:
+    """ValueError for arguments that the format does not use."""
+    if args.calibration is not None and args.format != 'colmap':
+        raise ValueError('--calibration goes with --format colmap')
+    if args.pairs is not None and args.window is not None:
+        raise ValueError('give --pairs or --window, not both')
+    if only and args.format != only and (args.pairs or args.window):
+        raise ValueError(f'--pairs and --window go with --format {only}')
 
 
 def output_paths(images: list[Path], folder: Path) -> list[Path]:
