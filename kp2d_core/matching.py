@@ -69,7 +69,7 @@ def match(
     gate = None
     if radius is not None:
         centres = first.keypoints if predicted is None else np.asarray(predicted, np.float32)
-        centres = np.nan_to_num(centres, nan=FAR, posinf=FAR, neginf=-FAR)
+        centres = np.where(np.isfinite(centres), centres, np.float32(FAR))
         gate = Gate(centres, second.keypoints, radius)
     found = find_neighbours(
         _as_float32(first), _as_float32(second), gate, runner_up=max_ratio is not None
