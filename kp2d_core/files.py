@@ -70,6 +70,26 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(handle)
 
 
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """While in use, no other process gets the same folder so: there it is a ValueError.
+
+    The system releases it when the process ends, however it ends.
+    """
+    try:
+        file = (folder / '.lock').open('w')
+    except OSError as error:
+        raise FileError(f'cannot write {folder}: {error.strerror or error}') from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f'another process is at work in {folder}') from None
+        except OSError:  # not every file system has locks
+            pass
+        yield
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what atomic_write began in the folder and was killed over, but no file in use."""
     with suppress(OSError):  # a folder that cannot be cleaned may still be written to

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     set_waiting()  # before torch is imported
     from kp2d_core.training.config import find_recipe, load_config, override
-    from kp2d_core.training.loop import STATE, Run, train
+    from kp2d_core.training.loop import STATE, Run, check_new, train
     from kp2d_core.training.photographs import find_entries
     from kp2d_core.training.state import read_state
 
@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
         config = read_state(args.out / STATE)[0]
     else:
         config = load_config(find_recipe(args.config or 'small'))
-        if (args.out / STATE).exists():
-            raise ValueError(f'{args.out} holds a run: --resume it, or choose another --out')
+        check_new(args.out)
     config = override(config, args.assignments)
     if args.seed is not None:
         config = replace(config, seed=args.seed)

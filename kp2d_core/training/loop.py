@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +19,7 @@ from torch import nn
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
+from kp2d_core.files import remove_leftovers, sole_use
 from kp2d_core.threads import keep_freed_memory
 from kp2d_core.training.config import PairsConfig, TrainingConfig
 from kp2d_core.training.distributed import Processes, join_processes
@@ -58,7 +61,8 @@ def train(run: Run) -> int:
     """Train to the end of the budget, and return 0; or 128 + the signal that ended it early."""
     with join_processes(run.config.compute.device) as processes, Interruption() as interruption:
         try:
-            return _train(run, processes, interruption)
+            with its_folder(run, processes):
+                return _train(run, processes, interruption)
         except RuntimeError as error:
             if processes.lost(error):
                 raise ValueError(
@@ -69,7 +73,6 @@ def train(run: Run) -> int:
 
 def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     config, device, leads = run.config, processes.device, processes.rank == 0
-    make_folder(run.out)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     keep_freed_memory()
@@ -261,6 +264,25 @@ def load_initial(model: TrainingModel, name: str) -> None:
             f"the recipe's is {wanted.variant}"
         )
     model.network.load_state_dict({key: torch.from_numpy(v) for key, v in weights.items()})
+
+
+@contextmanager
+def its_folder(run: Run, processes: Processes) -> Iterator[None]:
+    """The folder of the run, for this run alone; its first process sees to that."""
+    if processes.rank > 0:
+        yield
+        return
+    make_folder(run.out)
+    with sole_use(run.out):
+        if not run.resume:
+            check_new(run.out)
+        remove_leftovers(run.out)
+        yield
+
+
+def check_new(out: Path) -> None:
+    if (out / STATE).exists():
+        raise ValueError(f'{out} holds a run: --resume it, or choose another --out')
 
 
 def make_folder(path: Path) -> None:

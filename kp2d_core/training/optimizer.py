@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kp2d_core.checks import number
 from kp2d_core.training.config import OptimizerConfig
 
 MOMENTUM = 0.95
@@ -111,8 +112,8 @@ def make_budget(
     if steps is None and minutes is None:
         steps = config.steps or math.ceil(config.epochs * photographs / config.batch)
     return Budget(
-        math.inf if steps is None else max(steps, 1e-9),
-        math.inf if minutes is None else max(minutes, 1e-9),
+        math.inf if steps is None else max(number(steps, 'steps'), 1e-9),
+        math.inf if minutes is None else max(number(minutes, 'minutes'), 1e-9),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ class Report:
         self.folder, self.config = folder, config
         self.metrics = Table(folder / METRICS, progress.step)
         self.validation = Table(folder / VALIDATION, progress.step)
-        self.tensorboard = _open_tensorboard(folder / 'tensorboard', progress.step)
+        with self._no_room():
+            self.tensorboard = _open_tensorboard(folder / 'tensorboard', progress.step)
         self.bar = tqdm(
             initial=progress.step, unit='step', disable=quiet, dynamic_ncols=True, smoothing=0.05
         )
@@ -96,7 +98,8 @@ class Report:
     def close(self) -> None:
         self.bar.close()
         if self.tensorboard:
-            self.tensorboard.close()
+            with self._no_room():
+                self.tensorboard.close()
 
     def _scalars(self, group: str, values: dict[str, Any], step: int) -> None:
         if self.tensorboard:
@@ -126,7 +129,14 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # the tables say the same
         return None
+    threading.excepthook = _quiet_writer
     return SummaryWriter(folder, purge_step=step or None)
+
+
+def _quiet_writer(failure: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread. What ends it is raised by the next call, and told then."""
+    if not type(failure.thread).__module__.startswith('tensorboard'):
+        threading.__excepthook__(failure)
 
 
 def draw_curves(folder: Path) -> Path | None:
