@@ -14,6 +14,13 @@ CELL = 8  # pixels; the sides of images are padded to multiples of it, the encod
 LEAKY_SLOPE = 0.01  # of every LeakyReLU
 BATCH_NORM_EPSILON = 1e-5
 
+# The refinement: a point moves to the mean of the whole pixels around it, weighed by exp(saliency)
+# and a Gaussian around where it is; some times over, so that where it began hardly matters.
+REFINE_STEPS = 4
+REFINE_RADIUS = 3  # px, either way
+REFINE_SPREAD = 1.6  # px, of the Gaussian
+LOG_SIGMA_RANGE = (-3.0, 2.0)
+
 # Images in [0, 1] are shifted by INPUT_MEAN and *multiplied* by INPUT_SCALE, as the authors did.
 INPUT_MEAN = 0.5
 INPUT_SCALE = 0.225
@@ -25,6 +32,10 @@ def inner_cells(rows: int, columns: int) -> NDArray[np.bool_]:
     inner[1:-1, 1:-1] = True
     return inner
 
+
+FIELD_TYPES = {'variant': str, 'cross_border': bool, 'upsample': bool, 'context': bool}
+
+BEYOND_THE_PAPER = ('cell', 'context', 'saliency')
 
 # What int8 makes bytes of: weights and output, the weights alone, nothing.
 Int8 = Literal['output', 'weights', 'none']
@@ -57,13 +68,22 @@ class Architecture:
     descriptor_size: int = 256  # length of a descriptor
     cross_border: bool = True  # keypoints may leave their cell: offsets of +-7 px, else +-3.5
     upsample: bool = True  # descriptors at 1/4 of the resolution, else 1/8
+    # Beyond the paper, whose networks have one keypoint per 8 x 8 pixels and heads of their own:
+    cell: int = 8  # one keypoint per cell x cell pixels; 4: all heads share a decoder at 1/4
+    context: bool = False  # a fifth block, at 1/16 of the resolution
+    saliency: int = 0  # channels of the stage that refines locations at full resolution; 0: none
 
     def __post_init__(self) -> None:
         for name in ('width', 'descriptor_size'):
             whole(getattr(self, name), name, least=1, most=4096)
-        for name, kind in (('variant', str), ('cross_border', bool), ('upsample', bool)):
+        for name, kind in FIELD_TYPES.items():
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f'{name} must be a {kind.__name__}, got {getattr(self, name)!r}')
+        whole(self.saliency, 'saliency', least=0, most=256)
+        if whole(self.cell, 'cell') not in (4, CELL):
+            raise ValueError(f'cell must be 4 or {CELL}, got {self.cell!r}')
+        if self.cell < CELL and not self.upsample:
+            raise ValueError('cells of 4 px need upsample: their heads are at 1/4')
 
     @property
     def channels(self) -> tuple[int, int, int, int]:
@@ -81,9 +101,17 @@ class Architecture:
         return CELL // 2 if self.upsample else CELL
 
     @property
-    def cell(self) -> int:
-        """One keypoint per cell x cell pixels: the stride of the score and location heads."""
-        return CELL
+    def pinned(self) -> bool:
+        """Whether the descriptor map's corner texels lie on corner pixels, as the authors have it.
+
+        It misregisters the map by up to 1.5 px; else texels lie in the middle of their pixels.
+        """
+        return self.cell == CELL
+
+    @property
+    def has_sigma(self) -> bool:
+        """Whether the network says how exact each keypoint is."""
+        return self.cell < CELL
 
     def layers(self) -> dict[str, Layer]:
         """Every convolution by name, in the authors' names and order.
@@ -92,22 +120,58 @@ class Architecture:
         written twice, in networks/keypoint_net.py and in export/graph.py.
         """
         c1, c2, c3, c4 = self.channels
-        # As in the authors' files, convFb is there without upsampling too, though unused then.
-        joined = Layer('convFaa', (c4,), c4)
-        if self.upsample:
-            joined = Layer('convFaa', (c4 // 2, c3), c4, joins=('convFb', 'conv3b'))
-        table = (
+        encoder = (
             Layer('conv1a', (3,), c1), Layer('conv1b', (c1,), c1),
             Layer('conv2a', (c1,), c2), Layer('conv2b', (c2,), c2),
             Layer('conv3a', (c2,), c3), Layer('conv3b', (c3,), c3),
             Layer('conv4a', (c3,), c4), Layer('conv4b', (c4,), c4),
+        )  # fmt: skip
+        heads = self._paper_heads() if self.cell == CELL else self._shared_heads()
+        table = (*encoder, *heads, *self._refinement())
+        return {layer.name: layer for layer in table}
+
+    def _paper_heads(self) -> tuple[Layer, ...]:
+        """Score (D), location (P) and descriptor (F), each from the encoder's last features."""
+        _, _, c3, c4 = self.channels
+        # As in the authors' files, convFb is there without upsampling too, though unused then.
+        joined = Layer('convFaa', (c4,), c4)
+        if self.upsample:
+            joined = Layer('convFaa', (c4 // 2, c3), c4, joins=('convFb', 'conv3b'))
+        return (
             # Scores and coordinates lose too much in bytes: the ends of their heads stay in float.
             Layer('convDa', (c4,), c4, int8='weights'), _last('convDb', c4, 1, int8='none'),
             Layer('convPa', (c4,), c4, int8='weights'), _last('convPb', c4, 2, int8='none'),
             Layer('convFa', (c4,), c4), Layer('convFb', (c4,), 2 * c4, active=False),
             joined, _last('convFbb', c4, self.descriptor_size, int8='weights'),
         )  # fmt: skip
-        return {layer.name: layer for layer in table}
+
+    def _shared_heads(self) -> tuple[Layer, ...]:
+        """Each coarser level goes up by pixel shuffle and joins the finer one, up to 1/4."""
+        _, _, c3, c4 = self.channels
+        context: tuple[Layer, ...] = ()
+        first = Layer('convFa', (c4,), c4)
+        if self.context:
+            context = (Layer('conv5a', (c4,), c4), Layer('conv5b', (c4,), c4, active=False))
+            first = Layer('convFa', (c4 // 4, c4), c4, joins=('conv5b', 'conv4b'))
+        return (
+            *context, first, Layer('convFb', (c4,), c4, active=False),
+            Layer('convFaa', (c4 // 4, c3), c4, joins=('convFb', 'conv3b')),
+            _last('convFbb', c4, self.descriptor_size, int8='weights'),
+            # Score, x, y and the logarithm of sigma.
+            Layer('convDa', (c4,), c4 // 4, int8='weights'),
+            _last('convDb', c4 // 4, 4, int8='none'),
+        )  # fmt: skip
+
+    def _refinement(self) -> tuple[Layer, ...]:
+        """A saliency map at full resolution, out of the first two blocks."""
+        c1, c2, _, _ = self.channels
+        if not self.saliency:
+            return ()
+        return (
+            Layer('convUa', (c2,), 4 * self.saliency, kernel=1, active=False),
+            Layer('convSa', (self.saliency, c1), self.saliency, joins=('convUa', 'conv1b')),
+            _last('convSb', self.saliency, 1, int8='none'),
+        )
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every entry of the state dict, in the order of the layers."""
@@ -124,7 +188,13 @@ class Architecture:
         return shapes
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its settings; what goes beyond the paper only where it does, as in files of before."""
+        plain = Architecture()
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in BEYOND_THE_PAPER or value != getattr(plain, name)
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Architecture:
@@ -149,5 +219,10 @@ VARIANTS: dict[str, Architecture] = {
     'v2': Architecture('v2'),
     'v3': Architecture('v3'),
     'v4': Architecture('v4'),
-    'small': Architecture('small', width=16, descriptor_size=128),
+    'half': Architecture('half', width=16, descriptor_size=128),
+    # What ships: distinct places, exact to a fraction of a pixel (docs/training.md).
+    'small': Architecture(
+        'small', width=16, descriptor_size=128, cell=4, context=True, saliency=8
+    ),
+    'fast': Architecture('fast', width=8, descriptor_size=64, cell=4, context=True, saliency=8),
 }

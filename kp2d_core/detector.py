@@ -37,6 +37,9 @@ MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
 SCALE_RANGE = (0.1, 4.0)
 MOST_KEYPOINTS = 2000  # of an image, unless another number is asked for
 MOST_RADIUS = 256  # pixels
+NMS_RADIUS = 3.0  # pixels: each place once
+# Candidates asked for, times the keypoints wanted, by the network's cell: the rest are copies.
+SPARE = {8: 3.0, 4: 1.5}
 BATCH_PIXELS = 4 << 20  # that run at once: more take memory, and hardly less time
 
 
@@ -94,7 +97,7 @@ class KeypointDetector:
         scales: Sequence[float] | None = None,
         max_keypoints: int | None = MOST_KEYPOINTS,
         score_threshold: float = 0.0,
-        nms_radius: float = 0.0,
+        nms_radius: float = NMS_RADIUS,
         mask: Image | NDArray[np.bool_] | None = None,
     ) -> Features | list[Features]:
         """Features of an image, in its own pixels, highest score first; of a list, a list.
@@ -106,7 +109,8 @@ class KeypointDetector:
                          None: at 1 and 0.5, or at 1 alone if the model was exported for one size
         max_keypoints    the best so many; None: one for each cell (and scale) above threshold
         score_threshold  keep scores above it
-        nms_radius       keep only the best within so many pixels; 0: no suppression, as the paper
+        nms_radius       of points closer together than this, in pixels, keep the best: each place
+                         once; 0: keep all, as in the paper
         mask             HxW, keypoints are kept where it is not 0; of a list, all have one size
         """
         single = not isinstance(image, list | tuple)
@@ -121,8 +125,11 @@ class KeypointDetector:
         score_threshold = number(score_threshold, 'score_threshold')
         nms_radius = number(nms_radius, 'nms_radius', least=0, most=MOST_RADIUS)
 
-        # Mask and suppression drop points after the network ranked them: ask for all then.
-        limit = max_keypoints if mask is None and nms_radius == 0 else None
+        # A mask drops points after the network ranked them: ask for all then. So does the
+        # suppression of copies, but how many it drops is known well enough.
+        limit = max_keypoints if mask is None else None
+        if limit is not None and nms_radius:
+            limit = round(limit * SPARE[self.runtime.cell])
         sizes = [self._working_sizes(size_of(each), working_size, scales) for each in images]
         found: list[list[Features]] = [[] for _ in images]
         for same in _alike(images, sizes):
@@ -178,8 +185,11 @@ class KeypointDetector:
                 descriptors,
                 placement.given,
                 scales=np.full(len(scores), scale),
+                sigma=sigmas / scale,
             )
-            for keypoints, scores, descriptors in zip(*self.runtime.run(batch, top_k), strict=True)
+            for keypoints, scores, descriptors, sigmas in zip(
+                *self.runtime.run(batch, top_k), strict=True
+            )
         ]
 
 

@@ -25,10 +25,13 @@ class Features:
     image_size: tuple[int, int] = (0, 0)  # (width, height) of the image they lie in
     # (N,) at which each was found: 1 in the image as it is, 0.5 in the image at half its size
     scales: Float = None  # type: ignore[assignment]
+    # (N,) expected error of each location, in pixels along x and along y; 1 if the model has none
+    sigma: Float = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.scales is None:
-            object.__setattr__(self, 'scales', np.ones(len(self.keypoints), np.float32))
+        for name in ('scales', 'sigma'):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.ones(len(self.keypoints), np.float32))
 
     def __len__(self) -> int:
         return len(self.keypoints)

@@ -13,7 +13,7 @@ from kp2d_core.networks import KeyPointNet
 
 
 @cache
-def random_checkpoint(variant: str = 'small', seed: int = 0) -> Checkpoint:
+def random_checkpoint(variant: str = 'half', seed: int = 0) -> Checkpoint:
     return untrained(VARIANTS[variant], seed)
 
 
@@ -35,7 +35,7 @@ def untrained(architecture: Architecture, seed: int = 0) -> Checkpoint:
     return Checkpoint(architecture, weights)
 
 
-def write_random_model(folder: Path, variant: str = 'small', seed: int = 0) -> Path:
+def write_random_model(folder: Path, variant: str = 'half', seed: int = 0) -> Path:
     path = folder / f'{variant}-{seed}.safetensors'
     save_checkpoint(path, random_checkpoint(variant, seed))
     return path
@@ -43,7 +43,7 @@ def write_random_model(folder: Path, variant: str = 'small', seed: int = 0) -> P
 
 def write_responsive_model(folder: Path, gain: float = 3.0) -> Path:
     """Louder weights: untrained still, but what it finds moves along with the image."""
-    quiet = random_checkpoint('small')
+    quiet = random_checkpoint('half')
     weights = {
         name: value * value.dtype.type(gain) if value.ndim == 4 else value
         for name, value in quiet.weights.items()

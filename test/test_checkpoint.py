@@ -24,7 +24,7 @@ def path(tmp_path):
 
 
 def test_round_trip(path):
-    saved = random_checkpoint('small')
+    saved = random_checkpoint('half')
     saved.step, saved.evaluation, saved.notes = 7, {'mscore': 0.5}, 'a test'
     save_checkpoint(path, saved)
     loaded = load_checkpoint(path)
@@ -40,7 +40,7 @@ def test_round_trip(path):
 
 
 def test_half_storage_takes_half_the_space_and_loads_as_float32(path, tmp_path):
-    checkpoint = random_checkpoint('small')
+    checkpoint = random_checkpoint('half')
     save_checkpoint(path, checkpoint, half=True)
     save_checkpoint(tmp_path / 'full.safetensors', checkpoint)
     ratio = path.stat().st_size / (tmp_path / 'full.safetensors').stat().st_size
@@ -52,13 +52,13 @@ def test_half_storage_takes_half_the_space_and_loads_as_float32(path, tmp_path):
 
 def test_digest_tells_models_apart():
     digests = {
-        random_checkpoint(v, seed).digest() for v in ('small', 'v2', 'v4') for seed in (0, 1)
+        random_checkpoint(v, seed).digest() for v in ('small', 'half', 'v4') for seed in (0, 1)
     }
     assert len(digests) == 6
 
 
 def test_truncated_file(path):
-    save_checkpoint(path, random_checkpoint('small'))
+    save_checkpoint(path, random_checkpoint('half'))
     path.write_bytes(path.read_bytes()[:100_000])
     with pytest.raises(FileError, match='not a readable safetensors model'):
         load_checkpoint(path)
@@ -90,7 +90,7 @@ def test_foreign_safetensors(path):
     ],
 )
 def test_wrong_weights(path, change, message):
-    checkpoint = random_checkpoint('small')
+    checkpoint = random_checkpoint('half')
     weights = dict(checkpoint.weights)
     change(weights)
     metadata = {
@@ -106,7 +106,7 @@ def test_wrong_weights(path, change, message):
     'architecture', ['not json', '[1, 2]', '{"width": "wide"}', '{"depth": 1}']
 )
 def test_broken_metadata(path, architecture):
-    weights = random_checkpoint('small').weights
+    weights = random_checkpoint('half').weights
     save_file(weights, path, {'format': 'kp2d', 'architecture': architecture})
     with pytest.raises(FileError, match='model.safetensors'):
         load_checkpoint(path)
@@ -121,7 +121,7 @@ def test_missing_file_and_unknown_name(tmp_path):
 
 def test_a_full_disk_leaves_the_old_file(path):
     """A file size limit stands in for a full disk: the write really fails half-way."""
-    save_checkpoint(path, random_checkpoint('small'))
+    save_checkpoint(path, random_checkpoint('half'))
     before = path.read_bytes()
     script = (
         'import resource, signal, sys\n'
@@ -162,4 +162,4 @@ def test_only_regular_files_are_replaced(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(FileError, match='cannot write'):
-        save_checkpoint(tmp_path / 'file' / 'model.safetensors', random_checkpoint('small'))
+        save_checkpoint(tmp_path / 'file' / 'model.safetensors', random_checkpoint('half'))

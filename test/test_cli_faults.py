@@ -161,7 +161,7 @@ def test_odd_words_in_a_model_file(changes, here, model, capfd):
     ids=range(11),
 )
 def test_odd_int8_ranges(text, here, model, capfd):
-    save_checkpoint(here / 'm.safetensors', random_checkpoint('small', 0))
+    save_checkpoint(here / 'm.safetensors', random_checkpoint('half', 0))
     Path('m.int8.json').write_text(text)
     told = sentence_of('extract a.png -o o --model m.safetensors --precision int8'.split(), capfd)
     assert 'm.int8.json' in told
@@ -169,7 +169,7 @@ def test_odd_int8_ranges(text, here, model, capfd):
 
 @pytest.fixture(scope='module')
 def graph() -> bytes:
-    return build_graph(random_checkpoint('small', 0), Profile(64, 96, 20)).SerializeToString()
+    return build_graph(random_checkpoint('half', 0), Profile(64, 96, 20)).SerializeToString()
 
 
 @pytest.mark.parametrize('runtime', ['openvino', 'onnxruntime'])

@@ -97,7 +97,7 @@ def test_managed_through_its_services(robot, domain, model, tmp_path, picture):
 )
 def test_it_ends_soon_in_every_state(robot, domain, tmp_path, picture, when, how):
     # A frame of this model takes seconds here: longer than the end may take.
-    model = write_random_model(tmp_path, 'v4' if when == 'busy' else 'small')
+    model = write_random_model(tmp_path, 'v4' if when == 'busy' else 'half')
     managed = 'true' if when == 'unconfigured' else 'false'
     with keypoint_node(tmp_path / 'log', domain, model, managed=managed) as node:
         if when == 'unconfigured':

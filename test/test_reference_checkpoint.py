@@ -117,7 +117,7 @@ def test_a_getattr_gadget_is_refused(tmp_path):
 @pytest.mark.parametrize('zip_format', [True, False], ids=['zip', 'stream'])
 def test_truncated(tmp_path, share, zip_format):
     path = tmp_path / 'v4.ckpt'
-    write_ckpt(path, 'small', zip_format=zip_format)
+    write_ckpt(path, 'half', zip_format=zip_format)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(FileError, match='cannot be imported'):
@@ -126,7 +126,7 @@ def test_truncated(tmp_path, share, zip_format):
 
 def test_wrong_shape_is_named(tmp_path):
     path = tmp_path / 'v4.ckpt'
-    write_ckpt(path, 'small')
+    write_ckpt(path, 'half')
     with pytest.raises(FileError, match='conv1a.0.weight has shape'):
         read_reference_checkpoint(path)
 

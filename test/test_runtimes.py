@@ -92,7 +92,7 @@ def test_any_size_and_number_and_batch(runtime, models, photographs):
     for size, top_k in [((64, 48), 10_000), ((24, 40), 5), ((320, 240), 1)]:
         image = prepare(photographs['chelsea'], size)[0]
         cells = size[0] * size[1] // 64
-        keypoints, scores, descriptors = tested.run(np.stack([image, image]), top_k)
+        keypoints, scores, descriptors, sigmas = tested.run(np.stack([image, image]), top_k)
         k = min(top_k, cells)
         assert keypoints.shape == (2, k, 2) and scores.shape == (2, k)
         assert descriptors.shape == (2, k, 128)
@@ -127,7 +127,7 @@ def test_only_a_few_compiled_profiles_are_kept(models, photographs):
 @pytest.mark.parametrize('batch', [1, 2, None])
 @pytest.mark.parametrize('mono', [False, True])
 def test_exported_file_runs_as_its_weights_do(runtime, batch, mono, tmp_path, photographs):
-    checkpoint = random_checkpoint('small')
+    checkpoint = random_checkpoint('half')
     save_checkpoint(tmp_path / 'model.safetensors', checkpoint)
     profile = Profile(120, 160, 200, batch, mono)
     onnx.save(build_graph(checkpoint, profile), tmp_path / 'model.onnx')
@@ -162,7 +162,7 @@ def test_read_only_images_are_taken(models, runtime, photographs):
 
 
 def test_mistakes_get_one_clear_sentence(tmp_path, models):
-    checkpoint = random_checkpoint('small')
+    checkpoint = random_checkpoint('half')
     onnx.save(build_graph(checkpoint, Profile(48, 64, 10)), tmp_path / 'model.onnx')
     save_checkpoint(tmp_path / 'bare.safetensors', checkpoint)
     with pytest.raises(ValueError, match="there is no runtime 'tpu': it is auto, tensorrt"):

@@ -24,7 +24,7 @@ from kp2d_core.runtimes.cuda import cuda_device
 trt = pytest.importorskip('tensorrt_rtx')
 
 PACKAGE = Path(engine_module.__file__).parents[1]
-RANGES = dict.fromkeys(quantized_layers(VARIANTS['small']), 6.0)
+RANGES = dict.fromkeys(quantized_layers(VARIANTS['half']), 6.0)
 
 
 def graph_of(variant: str, profile: Profile) -> bytes:

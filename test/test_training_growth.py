@@ -57,10 +57,10 @@ def test_no_two_copies_are_alike_where_they_come_in():
 
 
 def test_what_grows_into_what():
-    assert grows_into(VARIANTS['small'], VARIANTS['v4'])
+    assert grows_into(VARIANTS['half'], VARIANTS['v4'])
     assert not grows_into(VARIANTS['v4'], VARIANTS['v4'])  # it is one
-    assert not grows_into(VARIANTS['v4'], VARIANTS['small'])
-    assert not grows_into(VARIANTS['small'], VARIANTS['v1'])  # no upsampling
-    assert not grows_into(VARIANTS['small'], replace(VARIANTS['v4'], descriptor_size=128))
+    assert not grows_into(VARIANTS['v4'], VARIANTS['half'])
+    assert not grows_into(VARIANTS['half'], VARIANTS['v1'])  # no upsampling
+    assert not grows_into(VARIANTS['half'], replace(VARIANTS['v4'], descriptor_size=128))
     with pytest.raises(ValueError, match='does not grow'):
         grow(load_checkpoint(find_checkpoint('small')), VARIANTS['v1'])

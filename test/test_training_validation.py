@@ -37,7 +37,7 @@ def test_held_out_photographs_become_pairs_that_fit(photographs):
         np.testing.assert_array_equal(one.first, other.first)  # the same for every run
         assert one.first.shape == (240, 320, 3)
         assert np.isfinite(warp_points(np.array([[160.0, 120.0]]), one.first_to_second)).all()
-    figures = validation.measure(random_checkpoint('small'), 'cpu')
+    figures = validation.measure(random_checkpoint('half'), 'cpu')
     assert set(figures) == METRICS | {'shift4'}
     assert all(np.isfinite(value) for value in figures.values())
 
@@ -54,7 +54,7 @@ def test_sequences_are_measured_as_the_evaluation_does(sequences):
     from kp2d_core.evaluation.protocol import evaluate
     from kp2d_core.runtimes.torch import TorchRuntime
 
-    checkpoint = random_checkpoint('small')
+    checkpoint = random_checkpoint('half')
     figures = make_validation(sequences, []).measure(checkpoint, 'cpu')
     detector = KeypointDetector(TorchRuntime(checkpoint))
     expected = evaluate(partial(detector.detect, scales=(1,)), load_sequences(sequences)).mean()
@@ -65,7 +65,7 @@ def test_sequences_are_measured_as_the_evaluation_does(sequences):
 
 def test_pictures_show_the_pair(sequences):
     validation = make_validation(sequences, [])
-    drawn = validation.draw(random_checkpoint('small'), 'cpu', 1)
+    drawn = validation.draw(random_checkpoint('half'), 'cpu', 1)
     assert set(drawn) == {'pair 0/keypoints', 'pair 0/scores', 'pair 0/matches'}
     for picture in drawn.values():
         assert picture.shape == (240, 640, 3) and picture.dtype == np.uint8

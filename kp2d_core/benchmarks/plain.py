@@ -12,7 +12,7 @@ from kp2d_core.architecture import CELL
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.networks import Maps
 from kp2d_core.networks.geometry import inner_cells, normalise, sample_descriptors, to_grid
-from kp2d_core.runtimes.base import Outputs
+from kp2d_core.runtimes.base import Outputs, with_sigmas
 from kp2d_core.runtimes.torch import network_of
 from kp2d_core.training.config import LossConfig
 from kp2d_core.training.model import TrainingModel
@@ -36,7 +36,7 @@ class AuthorsWay:
         best = cells[..., None]
         points = points.gather(1, best.expand(-1, -1, 2))
         descriptors = descriptors.gather(1, best.expand(-1, -1, descriptors.shape[-1]))
-        return points.numpy(), scores.numpy(), descriptors.numpy()
+        return with_sigmas([points.numpy(), scores.numpy(), descriptors.numpy()])
 
 
 def plain_loss(model: TrainingModel, images: Tensor, matrices: Tensor) -> Tensor:

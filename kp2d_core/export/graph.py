@@ -11,9 +11,15 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from kp2d_core.architecture import INPUT_MEAN, LEAKY_SLOPE, inner_cells
+from kp2d_core.architecture import (
+    CELL,
+    INPUT_MEAN,
+    LEAKY_SLOPE,
+    LOG_SIGMA_RANGE,
+    inner_cells,
+)
 from kp2d_core.checkpoint import Checkpoint
-from kp2d_core.export.onnx_writer import GraphWriter, MapShape, sample_patches
+from kp2d_core.export.onnx_writer import GraphWriter, MapShape, refine_points, sample_patches
 from kp2d_core.export.quantization import (
     LEVELS,
     Convolution,
@@ -22,10 +28,9 @@ from kp2d_core.export.quantization import (
     fold,
     quantize_weight,
 )
-from kp2d_core.export.source import Profile, metadata_of
+from kp2d_core.export.source import Profile, metadata_of, output_names
 
 ZERO_CODE = 'zero_code'  # the zero point of all activations but the image
-OUTPUTS = ('keypoints', 'scores', 'descriptors')
 
 # The least length that a descriptor is divided by, as in torch.
 TINY = 1e-12
@@ -76,21 +81,32 @@ class NetworkWriter:
         self.scales: dict[str, str] = {}  # int8 tensor -> the scale of its codes
 
     def write(self, dense: bool) -> ModelProto:
-        skip, trunk = self.encode(self.enter())
-        self.find_keypoints(trunk)
-        self.describe(self.descriptor_features(trunk, skip), dense)
+        full, half, skip, trunk = self.encode(self.enter())
+        if self.architecture.cell == CELL:
+            scores, shifts = (self.head(f'conv{h}a', f'conv{h}b', trunk) for h in 'DP')
+            features = self.convolve('convFaa', self.descriptor_features(trunk, skip))
+            log_sigma = ''
+        else:
+            features = self.decode(trunk, skip)
+            found = self.head('convDa', 'convDb', features)
+            scores, shifts, log_sigma = self.writer.add_many(
+                'Split', [found, self.writer.indices('head_parts', [1, 2, 1])],
+                ['score_logits', 'shift_map', 'log_sigma'], axis=1,
+            )  # fmt: skip
+        self.find_keypoints(scores, shifts, log_sigma, (full, half))
+        self.describe(features, dense)
 
         profile = self.profile
         batch = 'batch' if profile.batch is None else profile.batch
         image = [batch, profile.height, profile.width, profile.channels]
-        shapes: tuple[list[int], ...] = ([2], [], [self.architecture.descriptor_size])
+        shapes: tuple[list[int], ...] = ([2], [], [self.architecture.descriptor_size], [])
         return self.writer.model(
             [helper.make_tensor_value_info('image', TensorProto.UINT8, image)],
             [
                 helper.make_tensor_value_info(
                     name, TensorProto.FLOAT, [batch, profile.top_k, *shape]
                 )
-                for name, shape in zip(OUTPUTS, shapes, strict=True)
+                for name, shape in zip(output_names(self.architecture), shapes, strict=False)
             ],
             metadata_of(self.checkpoint, profile),
         )
@@ -116,15 +132,37 @@ class NetworkWriter:
         x = w.add('QuantizeLinear', [x, scale, zero], 'input.codes')
         return w.add('DequantizeLinear', [x, scale, zero], 'input.real')
 
-    def encode(self, x: str) -> tuple[str, str]:
-        """Features at 1/4 of the resolution and at 1/8."""
-        x = self.convolve('conv1b', self.convolve('conv1a', x))
-        x = self.convolve('conv2b', self.convolve('conv2a', self.pool(x)))
-        skip = self.convolve('conv3b', self.convolve('conv3a', self.pool(x)))
-        return skip, self.convolve('conv4b', self.convolve('conv4a', self.pool(skip)))
+    def encode(self, x: str) -> tuple[str, str, str, str]:
+        """Features at 1, 1/2, 1/4 and 1/8 of the resolution."""
+        full = self.convolve('conv1b', self.convolve('conv1a', x))
+        half = self.convolve('conv2b', self.convolve('conv2a', self.pool(full)))
+        skip = self.convolve('conv3b', self.convolve('conv3a', self.pool(half)))
+        return full, half, skip, self.convolve('conv4b', self.convolve('conv4a', self.pool(skip)))
 
     def pool(self, x: str) -> str:
-        return self.arrange('MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2])
+        """Half the size, rounded up where a side is odd."""
+        return self.arrange(
+            'MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1
+        )
+
+    def join(self, coarse: str, fine: str, name: str, size: tuple[int, int] | None = None) -> str:
+        """A coarser map, brought up by pixel shuffle, in front of a finer one of this size."""
+        x = self.arrange('DepthToSpace', [coarse], f'{name}.up', blocksize=2, mode='CRD')
+        if size is not None and any(side % 2 for side in size):
+            w = self.writer
+            bounds = [w.indices(f'{name}.{k}', v) for k, v in (('from', (0, 0)), ('to', size))]
+            x = self.arrange('Slice', [x, *bounds, w.indices(f'{name}.on', [2, 3])], f'{name}.cut')
+        return self.arrange('Concat', [x, fine], name, axis=1)
+
+    def decode(self, trunk: str, skip: str) -> str:
+        """The decoder that all heads of a network with cells of 4 px share."""
+        x = trunk
+        if self.architecture.context:
+            deep = self.convolve('conv5b', self.convolve('conv5a', self.pool(trunk)))
+            size = self.profile.height // 8, self.profile.width // 8
+            x = self.join(deep, trunk, 'with_context', size)
+        x = self.convolve('convFb', self.convolve('convFa', x))
+        return self.convolve('convFaa', self.join(x, skip, 'joined'))
 
     def convolve(self, name: str, x: str) -> str:
         """A layer of the table: its LeakyReLU, and in int8 the quantization of what comes out."""
@@ -188,22 +226,25 @@ class NetworkWriter:
         x = self.convolve(last, self.convolve(first, trunk))
         return self.writer.cast(x, np.float32, f'{last}.float')
 
-    def find_keypoints(self, trunk: str) -> None:
-        """The outputs `scores` and `keypoints`: the best cells, and where points lie in them."""
+    def find_keypoints(
+        self, scores: str, shifts: str, log_sigma: str, early: tuple[str, str]
+    ) -> None:
+        """The outputs `scores`, `keypoints`, `sigmas`: the best cells, and where points lie."""
         w, profile = self.writer, self.profile
         cell = self.architecture.cell
         rows, columns = profile.height // cell, profile.width // cell
-        x = w.add('Sigmoid', [self.head('convDa', 'convDb', trunk)], 'score_map')
+        x = w.add('Sigmoid', [scores], 'score_map')
         inner = inner_cells(rows, columns)[None, None].astype(np.float32)
         x = w.add('Mul', [x, w.constant('inner_cells', inner)], 'inner_scores')
         x = w.add('Reshape', [x, w.indices('cell_list', [0, profile.cells])], 'cell_scores')
         top_k = w.indices('top_k', [profile.top_k])
         _, cells = w.add_many('TopK', [x, top_k], ['scores', 'cells'], axis=1, sorted=1)
-
-        x = self.head('convPa', 'convPb', trunk)
-        x = w.add('Reshape', [x, w.indices('cell_planes', [0, 2, profile.cells])], 'shift_planes')
-        x = w.add('Transpose', [x], 'shifts', perm=[0, 2, 1])
         index = w.add('Unsqueeze', [cells, w.indices('axis_end', [2])], 'cell_index')
+
+        x = w.add(
+            'Reshape', [shifts, w.indices('cell_planes', [0, 2, profile.cells])], 'shift_planes'
+        )
+        x = w.add('Transpose', [x], 'shifts', perm=[0, 2, 1])
         x = w.add('Tanh', [w.add('GatherND', [x, index], 'kept_shifts', batch_dims=1)], 'offsets')
         reach = w.scalar('offset_range', self.architecture.offset_range)
         x = w.add('Mul', [x, reach], 'pixel_offsets')
@@ -212,16 +253,37 @@ class NetworkWriter:
         centre = w.add('Gather', [w.constant('centres', centres), cells], 'kept_centres', axis=0)
         x = w.add('Add', [centre, x], 'free_keypoints')
         x = w.add('Max', [x, w.scalar('first_pixel', 0)], 'low_keypoints')
-        last = np.array([profile.width - 1, profile.height - 1], np.float32)
-        w.add('Min', [x, w.constant('last_pixel', last)], 'keypoints')
+        last = w.constant(
+            'last_pixel', np.array([profile.width - 1, profile.height - 1], np.float32)
+        )
+        if not self.architecture.saliency:
+            w.add('Min', [x, last], 'keypoints')
+        else:
+            x = w.add('Min', [x, last], 'coarse_keypoints')
+            size = profile.height, profile.width
+            refine_points(w, self.saliency(*early), x, 'keypoints', size=size, top_k=profile.top_k)
+        if log_sigma:
+            low, high = LOG_SIGMA_RANGE
+            x = w.add(
+                'Reshape', [log_sigma, w.indices('cell_column', [0, profile.cells, 1])], 'spreads'
+            )
+            x = w.add('GatherND', [x, index], 'kept_spreads', batch_dims=1)
+            x = w.add('Reshape', [x, w.indices('kept_list', [0, profile.top_k])], 'spread_list')
+            x = w.add('Clip', [x, w.scalar('least', low), w.scalar('most', high)], 'log_sigmas')
+            w.add('Exp', [x], 'sigmas')
+
+    def saliency(self, full: str, half: str) -> str:
+        """(B, 1, H, W) as float32."""
+        x = self.join(self.convolve('convUa', half), full, 'salient_features')
+        x = self.convolve('convSb', self.convolve('convSa', x))
+        return self.writer.cast(x, np.float32, 'saliency')
 
     def descriptor_features(self, trunk: str, skip: str) -> str:
         """The descriptor head but for its last two layers."""
         x = self.convolve('convFa', trunk)
         if self.architecture.upsample:
             x = self.convolve('convFb', x)
-            x = self.arrange('DepthToSpace', [x], 'upsampled', blocksize=2, mode='CRD')
-            x = self.arrange('Concat', [x, skip], 'joined', axis=1)
+            x = self.join(x, skip, 'joined')
         return x
 
     def describe(self, x: str, dense: bool) -> None:
@@ -230,12 +292,12 @@ class NetworkWriter:
         stride = self.architecture.descriptor_stride
         last = self.convolutions['convFbb']
         size, channels, kernel, _ = last.weight.shape
-        x = self.convolve('convFaa', x)
         if dense:
             x = self.convolve('convFbb', x)
         shape = MapShape(
             size if dense else channels,
             profile.height // stride, profile.width // stride, profile.height, profile.width,
+            self.architecture.pinned,
         )  # fmt: skip
         x = sample_patches(
             w, x, 'keypoints', shape, profile.top_k, 0 if dense else kernel // 2,

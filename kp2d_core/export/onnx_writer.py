@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from kp2d_core.architecture import REFINE_RADIUS, REFINE_SPREAD, REFINE_STEPS
 from kp2d_core.version import __version__
 
 # Read alike by every TensorRT from 10.3 on, OpenVINO and ONNX Runtime.
@@ -67,13 +68,14 @@ class GraphWriter:
 
 
 class MapShape(NamedTuple):
-    """A feature map whose corner texels are pinned to the corner pixels of an image."""
+    """A feature map of an image; `pinned`: its corner texels lie on the image's corner pixels."""
 
     channels: int
     height: int
     width: int
     image_height: int
     image_width: int
+    pinned: bool = True
 
 
 def sample_patches(
@@ -103,8 +105,15 @@ def sample_patches(
     taps, reach = 2 * radius + 1, 2 * radius + 2  # texels along one axis: of the kernel, touched
     size = np.array([shape.width, shape.height], np.float32)
     image_size = np.array([shape.image_width, shape.image_height], np.float32)
-    scale = w.constant('texels_per_pixel', (size - 1) / (image_size - 1))
-    texels = w.add('Mul', [keypoints, scale], 'texels')
+    if shape.pinned:
+        scale = w.constant('texels_per_pixel', (size - 1) / (image_size - 1))
+        texels = w.add('Mul', [keypoints, scale], 'texels')
+    else:  # in the middle of their pixels, and beyond the outermost like these
+        ratio = size / image_size
+        texels = w.add('Mul', [keypoints, w.constant('texels_per_pixel', ratio)], 'scaled')
+        texels = w.add('Add', [texels, w.constant('half_pixel', ratio / 2 - 0.5)], 'free_texels')
+        texels = w.add('Max', [texels, w.scalar('least_texel', 0)], 'low_texels')
+        texels = w.add('Min', [texels, w.constant('most_texel', size - 1)], 'texels')
     corner = w.add('Floor', [texels], 'corner')
     fraction = w.add('Sub', [texels, corner], 'fraction')
 
@@ -152,3 +161,46 @@ def sample_patches(
     x = w.add('Reshape', [x, patches], 'patches')
     x = w.add('MatMul', [shares, x], 'taps')
     return w.add('Reshape', [x, w.indices('row_of_taps', [0, top_k, -1])], 'samples')
+
+
+def refine_points(
+    w: GraphWriter, saliency: str, points: str, name: str, *, size: tuple[int, int], top_k: int
+) -> str:
+    """`networks.geometry.refine` as nodes: (B, 1, H, W) and (B, K, 2) -> (B, K, 2), `name`."""
+    height, width = size
+    taps = (2 * REFINE_RADIUS + 1) ** 2
+    values = w.add(
+        'Reshape', [saliency, w.indices('pixel_list', [0, height * width, 1])], 'saliency_list'
+    )
+    y, x = np.mgrid[-REFINE_RADIUS : REFINE_RADIUS + 1, -REFINE_RADIUS : REFINE_RADIUS + 1]
+    window = w.constant('window', np.stack([x.ravel(), y.ravel()], -1).astype(np.float32))
+    last = w.constant('window_end', np.array([width - 1, height - 1], np.float32))
+    zero = w.scalar('window_start', 0)
+    row = w.constant('row_and_column', np.array([1, width], np.float32)[:, None])
+    ones = w.constant('both_axes', np.full((2, 1), -1 / (2 * REFINE_SPREAD**2), np.float32))
+    axis = w.indices('axis_of_window', [2])
+    all_taps = w.indices('all_taps', [0, top_k * taps, 1])
+    by_point = w.indices('taps_by_point', [0, top_k, 1, taps])
+    column = w.indices('taps_in_column', [0, top_k, taps, 1])
+    flat = w.indices('point_list', [0, top_k, 2])
+    for step in range(REFINE_STEPS):
+        prefix = f'refine{step}'
+        centre = w.add('Unsqueeze', [points, axis], f'{prefix}.centre')
+        around = w.add('Add', [w.add('Round', [centre], f'{prefix}.pixel'), window], f'{prefix}.a')
+        pixels = w.add('Max', [around, zero], f'{prefix}.low')
+        pixels = w.add('Min', [pixels, last], f'{prefix}.pixels')
+        number = w.add('MatMul', [pixels, row], f'{prefix}.number')
+        index = w.cast(number, np.int64, f'{prefix}.index')
+        index = w.add('Reshape', [index, all_taps], f'{prefix}.indices')
+        salient = w.add('GatherND', [values, index], f'{prefix}.values', batch_dims=1)
+        salient = w.add('Reshape', [salient, column], f'{prefix}.salient')
+        away = w.add('Sub', [around, centre], f'{prefix}.away')
+        away = w.add('Mul', [away, away], f'{prefix}.squared')
+        near = w.add('MatMul', [away, ones], f'{prefix}.near')
+        logits = w.add('Add', [salient, near], f'{prefix}.logits')
+        logits = w.add('Reshape', [logits, by_point], f'{prefix}.by_point')
+        weights = w.add('Softmax', [logits], f'{prefix}.weights', axis=3)
+        mean = w.add('MatMul', [weights, pixels], f'{prefix}.mean')
+        is_last = step == REFINE_STEPS - 1
+        points = w.add('Reshape', [mean, flat], name if is_last else f'{prefix}.points')
+    return points

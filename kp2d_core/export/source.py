@@ -71,6 +71,11 @@ class Profile:
         return asdict(self)
 
 
+def output_names(architecture: Architecture) -> tuple[str, ...]:
+    names = ('keypoints', 'scores', 'descriptors')
+    return (*names, 'sigmas') if architecture.has_sigma else names
+
+
 def check_precision(precision: str) -> str:
     if precision not in PRECISIONS:
         known = ', '.join(PRECISIONS)
@@ -88,6 +93,11 @@ class ModelSource:
     ranges: Ranges | None = None  # with a checkpoint and int8
     graph: bytes | None = None  # with an exported file
     fixed: Profile | None = None  # likewise
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what the graph gives."""
+        return output_names(self.architecture)
 
     def profile(self, shape: tuple[int, ...], top_k: int, most: int | None = None) -> Profile:
         """What to run images of shape (B, H, W, C) with; at most `most` keypoints, if given."""

@@ -7,7 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kp2d_core import architecture
-from kp2d_core.architecture import CELL, INPUT_MEAN, INPUT_SCALE
+from kp2d_core.architecture import (
+    CELL,
+    INPUT_MEAN,
+    INPUT_SCALE,
+    REFINE_RADIUS,
+    REFINE_SPREAD,
+    REFINE_STEPS,
+)
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -49,18 +56,46 @@ def to_grid(points: Tensor, size: tuple[int, int]) -> Tensor:
     return points / half - 1
 
 
-def sample(maps: Tensor, points: Tensor, size: tuple[int, int]) -> Tensor:
+def sample(maps: Tensor, points: Tensor, size: tuple[int, int], *, pinned: bool = True) -> Tensor:
     """Values of maps (B, C, h, w) at points (B, N, 2), pixels of an image of `size`: (B, N, C).
 
-    The corner texels of the map are pinned to the image's corner pixels (align_corners=True).
-    A map at 1/4 of the resolution is so misregistered by up to 1.5 px; the authors' weights were
-    trained with that, and so are ours.
+    pinned  the corner texels of the map lie on the image's corner pixels, as the authors' weights
+            want it, and a map at 1/4 of the resolution is misregistered by up to 1.5 px;
+            else each texel lies in the middle of its pixels
     """
-    grid = to_grid(points, size)[:, :, None, :]
-    values = F.grid_sample(maps, grid, mode='bilinear', padding_mode='zeros', align_corners=True)
+    if pinned:
+        grid, padding = to_grid(points, size), 'zeros'
+    else:
+        height, width = size
+        grid, padding = (2 * points + 1) / points.new_tensor([width, height]) - 1, 'border'
+    values = F.grid_sample(maps, grid[:, :, None], 'bilinear', padding, align_corners=pinned)
     return values[..., 0].transpose(1, 2)
 
 
-def sample_descriptors(maps: Tensor, points: Tensor, size: tuple[int, int]) -> Tensor:
+def sample_descriptors(
+    maps: Tensor, points: Tensor, size: tuple[int, int], *, pinned: bool = True
+) -> Tensor:
     """Unit descriptors (B, N, D) at points (B, N, 2); zero where the map is zero."""
-    return F.normalize(sample(maps, points, size), dim=-1)
+    return F.normalize(sample(maps, points, size, pinned=pinned), dim=-1)
+
+
+def refine(saliency: Tensor, points: Tensor) -> Tensor:
+    """Points (B, N, 2) moved to where the saliency (B, 1, H, W) around them is.
+
+    The window is of whole pixels and follows the point, so points follow the image and not the
+    grid of cells.
+    """
+    height, width = saliency.shape[-2:]
+    steps = torch.arange(-REFINE_RADIUS, REFINE_RADIUS + 1, device=points.device)
+    window = torch.cartesian_prod(steps, steps).flip(-1).to(points.dtype)  # (T, 2), x fastest
+    last = points.new_tensor([width - 1, height - 1])
+    values = saliency.flatten(1)
+    for _ in range(REFINE_STEPS):
+        around = points.detach().round()[:, :, None] + window
+        pixels = around.clamp_min(0).minimum(last)
+        index = (pixels[..., 1] * width + pixels[..., 0]).long()
+        salient = values.gather(1, index.flatten(1)).view(index.shape)
+        away = (around - points[:, :, None]).square().sum(-1)
+        weights = (salient - away / (2 * REFINE_SPREAD**2)).softmax(-1)
+        points = (weights[..., None] * pixels).sum(2)
+    return points

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kp2d_core.architecture import CELL, LEAKY_SLOPE, Architecture, Layer
-from kp2d_core.networks.geometry import decode_locations, inner_cells
+from kp2d_core.architecture import CELL, LEAKY_SLOPE, LOG_SIGMA_RANGE, Architecture, Layer
+from kp2d_core.networks.geometry import decode_locations, inner_cells, refine
 
 
 class Maps(NamedTuple):
-    """What the network says of a batch of images, cell by cell (Hc = H / 8, Wc = W / 8)."""
+    """What the network says of a batch of images, cell by cell (Hc = H / cell, Wc = W / cell)."""
 
     scores: Tensor  # (B, 1, Hc, Wc) in [0, 1], zero in the outermost ring of cells
-    keypoints: Tensor  # (B, 2, Hc, Wc): x, y in pixels
+    keypoints: Tensor  # (B, 2, Hc, Wc): x, y in pixels, refined if the network does so
     descriptors: Tensor  # (B, D, H / 4, W / 4), or / 8 without upsampling; not normalised
+    coarse: Tensor  # (B, 2, Hc, Wc): keypoints before their refinement
+    sigma: Tensor  # (B, 1, Hc, Wc): expected error of the keypoints in pixels; 1 if it has none
 
 
 class KeyPointNet(nn.Module):
@@ -37,19 +39,51 @@ class KeyPointNet(nn.Module):
     def forward(self, images: Tensor) -> Maps:
         if images.shape[-2] % CELL or images.shape[-1] % CELL:
             raise ValueError(f'height and width must be multiples of {CELL}: {images.shape[-2:]}')
-        skip, trunk = self.encode(images)
-        return Maps(
-            scores=self.score_head(trunk),
-            keypoints=self.location_head(trunk),
-            descriptors=self.descriptor_head(trunk, skip),
+        full, half, skip, trunk = self.encode(images)
+        if self.architecture.cell == CELL:
+            scores, coarse = self.score_head(trunk), self.location_head(trunk)
+            descriptors, sigma = self.descriptor_head(trunk, skip), torch.ones_like(scores)
+        else:
+            scores, coarse, descriptors, sigma = self.shared_heads(trunk, skip)
+        keypoints = coarse
+        if self.architecture.saliency:
+            points = coarse.flatten(2).transpose(1, 2)
+            points = refine(self.saliency(full, half).float(), points)
+            keypoints = points.transpose(1, 2).unflatten(2, coarse.shape[2:])
+        return Maps(scores, keypoints, descriptors, coarse, sigma)
+
+    def encode(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The features of the four blocks, at 1, 1/2, 1/4 and 1/8 of the resolution."""
+        full = self.block('conv1a', 'conv1b', images)
+        half = self.block('conv2a', 'conv2b', F.max_pool2d(full, 2))
+        skip = self.block('conv3a', 'conv3b', F.max_pool2d(half, 2))
+        return full, half, skip, self.block('conv4a', 'conv4b', F.max_pool2d(skip, 2))
+
+    def shared_heads(self, trunk: Tensor, skip: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Scores, locations, descriptors and sigma out of one decoder."""
+        x = trunk
+        if self.architecture.context:
+            deep = self.convolve('conv5a', F.max_pool2d(trunk, 2, ceil_mode=True))
+            deep = F.pixel_shuffle(self.convolve('conv5b', deep), 2)
+            x = torch.cat([deep[..., : trunk.shape[-2], : trunk.shape[-1]], trunk], dim=1)
+        x = self.convolve('convFb', self.dropout(self.convolve('convFa', x)))
+        x = torch.cat([F.pixel_shuffle(x, 2), skip], dim=1)
+        x = self.convolve('convFaa', x)
+        found = self.convolve('convDb', self.convolve('convDa', x)).float()
+        scores = torch.sigmoid(found[:, :1])
+        return (
+            scores * inner_cells(scores.shape[-2], scores.shape[-1], scores.device),
+            decode_locations(
+                torch.tanh(found[:, 1:3]), self.architecture.offset_range, self.architecture.cell
+            ),
+            self.convolve('convFbb', x),
+            found[:, 3:].clamp(*LOG_SIGMA_RANGE).exp(),
         )
 
-    def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The features after the third block (1/4 of the resolution) and the fourth (1/8)."""
-        x = self.block('conv1a', 'conv1b', images)
-        x = self.block('conv2a', 'conv2b', F.max_pool2d(x, 2))
-        skip = self.block('conv3a', 'conv3b', F.max_pool2d(x, 2))
-        return skip, self.block('conv4a', 'conv4b', F.max_pool2d(skip, 2))
+    def saliency(self, full: Tensor, half: Tensor) -> Tensor:
+        """(B, 1, H, W): where, to the pixel, there is something to be found again."""
+        x = F.pixel_shuffle(self.convolve('convUa', half), 2)
+        return self.convolve('convSb', self.convolve('convSa', torch.cat([x, full], dim=1)))
 
     def score_head(self, trunk: Tensor) -> Tensor:
         x = self.dropout(self.convolve('convDa', trunk))

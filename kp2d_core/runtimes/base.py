@@ -6,7 +6,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,14 +18,24 @@ from kp2d_core.errors import FileError, ModelError
 from kp2d_core.export.source import ModelSource, Profile
 from kp2d_core.images import Size
 
-# keypoints (B, K, 2) in pixels of the input, scores (B, K) descending, descriptors (B, K, D) unit
-Outputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
-# Runs one compiled graph: uint8 images of the profile's shape in, outputs that stay valid out.
-Compiled = Callable[[NDArray[np.uint8]], Outputs]
+Array = NDArray[np.float32]
+# Runs one compiled graph: uint8 images of the profile's shape in, the graph's outputs in the order
+# of `ModelSource.outputs`, which stay valid, out.
+Compiled = Callable[[NDArray[np.uint8]], Sequence[Array]]
 
+SIGMA = 1.0  # px, of keypoints whose network says nothing of it
 KEPT = 8  # compiled profiles (two sizes of images at four scales), the oldest goes first
 ALWAYS_KEPT = 4  # of them, however large: one image at four scales
 KEPT_PIXELS = 1 << 25  # of all of them if there are more, as their memory grows with the image
+
+
+class Outputs(NamedTuple):
+    """The best K keypoints of each of B images."""
+
+    keypoints: Array  # (B, K, 2) in pixels of the input
+    scores: Array  # (B, K) descending
+    descriptors: Array  # (B, K, D) of unit length
+    sigmas: Array  # (B, K) expected error of the keypoints, px; SIGMA if the model has none
 
 
 class Runtime(Protocol):
@@ -90,15 +100,15 @@ class CompiledRuntime(ABC):
             with self._lock:
                 compiled = self._get(profile)
                 outputs = None if self.parallel else _run(compiled, profile, images)
-            keypoints, scores, descriptors = outputs or _run(compiled, profile, images)
-            self._check(keypoints, scores, descriptors, (len(images), profile.top_k))
+            outputs = outputs or _run(compiled, profile, images)
+            self._check(outputs, (len(images), profile.top_k))
         except (FileError, ValueError, MemoryError):
             raise
         except Exception as error:  # the libraries' errors have no common base
             raise self._refusal(profile, error) from error
         if top_k < profile.top_k:
-            return keypoints[:, :top_k], scores[:, :top_k], descriptors[:, :top_k]
-        return keypoints, scores, descriptors
+            outputs = Outputs(*(output[:, :top_k] for output in outputs))
+        return outputs
 
     def _get(self, profile: Profile) -> Compiled:
         """The compiled graph of a profile, kept for the next time."""
@@ -111,16 +121,10 @@ class CompiledRuntime(ABC):
         self._compiled.move_to_end(profile)
         return compiled
 
-    def _check(
-        self,
-        keypoints: NDArray[np.float32],
-        scores: NDArray[np.float32],
-        descriptors: NDArray[np.float32],
-        shape: tuple[int, int],
-    ) -> None:
+    def _check(self, outputs: Outputs, shape: tuple[int, int]) -> None:
         """Raise unless the outputs are what they should be: an exported file may be damaged."""
-        wanted = (*shape, 2), shape, (*shape, self.descriptor_size)
-        if (keypoints.shape, scores.shape, descriptors.shape) != wanted:
+        wanted = (*shape, 2), shape, (*shape, self.descriptor_size), shape
+        if tuple(output.shape for output in outputs) != wanted:
             raise RuntimeError(f'its outputs have shapes other than {wanted}')
 
     def _refusal(self, profile: Profile, error: Exception) -> Exception:
@@ -138,8 +142,16 @@ def too_many(profiles: Collection[Profile]) -> bool:
 
 def _run(compiled: Compiled, profile: Profile, images: NDArray[np.uint8]) -> Outputs:
     if profile.batch in (None, len(images)):
-        return compiled(images)
-    return _in_parts(compiled, images, profile.batch or 1)
+        return with_sigmas(compiled(images))
+    return with_sigmas(_in_parts(compiled, images, profile.batch or 1))
+
+
+def with_sigmas(outputs: Iterable[Array]) -> Outputs:
+    """Outputs of a graph that may have no sigmas."""
+    keypoints, scores, descriptors, *sigmas = outputs
+    return Outputs(
+        keypoints, scores, descriptors, sigmas[0] if sigmas else np.full_like(scores, SIGMA)
+    )
 
 
 def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -151,11 +163,8 @@ def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uin
     return np.stack([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None] for image in images])
 
 
-def _in_parts(compiled: Compiled, images: NDArray[np.uint8], batch: int) -> Outputs:
+def _in_parts(compiled: Compiled, images: NDArray[np.uint8], batch: int) -> list[Array]:
     """A graph of a fixed batch, run as often as needed; the last part is filled up."""
     filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % batch, axis=0)])
     parts = [compiled(filled[i : i + batch]) for i in range(0, len(filled), batch)]
-    keypoints, scores, descriptors = (
-        np.concatenate(output)[: len(images)] for output in zip(*parts, strict=True)
-    )
-    return keypoints, scores, descriptors
+    return [np.concatenate(output)[: len(images)] for output in zip(*parts, strict=True)]

@@ -7,7 +7,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from kp2d_core.export.source import ModelSource, Profile
-from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs
+from kp2d_core.runtimes.base import Array, Compiled, CompiledRuntime
 from kp2d_core.runtimes.cuda import cuda_device
 from kp2d_core.threads import usable_cores
 
@@ -32,11 +32,10 @@ class OnnxRuntime(CompiledRuntime):
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         session = onnxruntime.InferenceSession(graph, self.options, providers=self.providers)
-        names = ['keypoints', 'scores', 'descriptors']
 
-        def run(images: NDArray[np.uint8]) -> Outputs:
-            keypoints, scores, descriptors = session.run(names, {'image': images})
-            return keypoints, scores, descriptors
+        def run(images: NDArray[np.uint8]) -> list[Array]:
+            outputs: list[Array] = session.run(self.source.outputs, {'image': images})
+            return outputs
 
         return run
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kp2d_core.export.cache import CacheKey, CompiledCache
 from kp2d_core.export.graph import with_unsigned_codes
 from kp2d_core.export.source import ModelSource, Profile
-from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, cache_folder
+from kp2d_core.runtimes.base import Array, Compiled, CompiledRuntime, cache_folder
 from kp2d_core.threads import usable_cores
 
 
@@ -37,17 +37,16 @@ class OpenVINORuntime(CompiledRuntime):
         if profile.precision == 'int8':
             graph = with_unsigned_codes(graph)
         request = self._open(graph, profile).create_infer_request()
-        outputs = [request.get_tensor(name) for name in ('keypoints', 'scores', 'descriptors')]
+        outputs = [request.get_tensor(name) for name in self.source.outputs]
 
-        def run(images: NDArray[np.uint8]) -> Outputs:
+        def run(images: NDArray[np.uint8]) -> list[Array]:
             images = np.require(images, requirements=('C', 'W'))  # read-only ones it refuses
             request.set_input_tensor(openvino.Tensor(images, shared_memory=True))
             request.infer()
             if profile.batch is None:
-                outputs[:] = [request.get_output_tensor(i) for i in range(3)]
+                outputs[:] = [request.get_output_tensor(i) for i in range(len(outputs))]
             # Copies: the tensors are overwritten by the next run.
-            keypoints, scores, descriptors = (output.data.copy() for output in outputs)
-            return keypoints, scores, descriptors
+            return [output.data.copy() for output in outputs]
 
         return run
 

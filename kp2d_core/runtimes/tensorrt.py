@@ -17,9 +17,8 @@ from kp2d_core.export.engine import (
     load_tensorrt,
     make_logger,
 )
-from kp2d_core.export.graph import OUTPUTS
 from kp2d_core.export.source import TENSORRT_TOP_K, ModelSource, Profile
-from kp2d_core.runtimes.base import Compiled, CompiledRuntime, Outputs, cache_folder
+from kp2d_core.runtimes.base import Array, Compiled, CompiledRuntime, cache_folder
 from kp2d_core.runtimes.cuda import CudaMemory, cuda_device, open_cuda_memory
 
 log = logging.getLogger(__name__)
@@ -62,14 +61,14 @@ class TensorRTRuntime(CompiledRuntime):
             engine = self.runtime.deserialize_cuda_engine(serialized)
         if engine is None:
             raise RuntimeError(f'TensorRT does not take its engine: {self.logger.errors}')
-        return EngineRun(engine, profile, self.descriptor_size, self.memory)
+        return EngineRun(engine, profile, self.source, self.memory)
 
 
 class EngineRun:
     """One engine with its buffers; calling it runs a batch."""
 
     def __init__(
-        self, engine: Any, profile: Profile, descriptor_size: int, memory: CudaMemory
+        self, engine: Any, profile: Profile, source: ModelSource, memory: CudaMemory
     ) -> None:
         self.engine = engine  # must outlive the context
         self.context = engine.create_execution_context()
@@ -84,29 +83,28 @@ class EngineRun:
         shapes = {
             'keypoints': (batch, top_k, 2),
             'scores': (batch, top_k),
-            'descriptors': (batch, top_k, descriptor_size),
+            'descriptors': (batch, top_k, source.architecture.descriptor_size),
+            'sigmas': (batch, top_k),
         }
-        self.outputs = [memory.buffer(shapes[name], np.float32) for name in OUTPUTS]
+        self.outputs = [memory.buffer(shapes[name], np.float32) for name in source.outputs]
         self.context.set_tensor_address('image', self.image.address)
-        for name, buffer in zip(OUTPUTS, self.outputs, strict=True):
+        for name, buffer in zip(source.outputs, self.outputs, strict=True):
             self.context.set_tensor_address(name, buffer.address)
         self.launch = self.enqueue
         if profile.batch is not None:
             self.launch = self.captured()
 
-    def __call__(self, images: NDArray[np.uint8]) -> Outputs:
+    def __call__(self, images: NDArray[np.uint8]) -> list[Array]:
         count = len(images)
         if count > len(self.image.host):  # only with a dynamic batch
             parts = [self(images[i : i + MAXIMUM_BATCH]) for i in range(0, count, MAXIMUM_BATCH)]
-            keypoints, scores, descriptors = (np.concatenate(x) for x in zip(*parts, strict=True))
-            return keypoints, scores, descriptors
+            return [np.concatenate(output) for output in zip(*parts, strict=True)]
         if self.profile.batch is None:
             self.context.set_input_shape('image', images.shape)
         np.copyto(self.image.host[:count], images)
         self.launch()
         self.memory.synchronize()
-        keypoints, scores, descriptors = (buffer.host[:count].copy() for buffer in self.outputs)
-        return keypoints, scores, descriptors
+        return [buffer.host[:count].copy() for buffer in self.outputs]
 
     def enqueue(self) -> None:
         self.memory.upload(self.image)

@@ -46,5 +46,7 @@ class TorchRuntime:
         scores, cells = maps.scores.flatten(1).topk(min(top_k, maps.scores[0].numel()), dim=1)
         points = maps.keypoints.flatten(2).transpose(1, 2)
         points = points.gather(1, cells[..., None].expand(-1, -1, 2))
-        descriptors = sample_descriptors(maps.descriptors, points, size)
-        return points.cpu().numpy(), scores.cpu().numpy(), descriptors.cpu().numpy()
+        pinned = self.network.architecture.pinned
+        descriptors = sample_descriptors(maps.descriptors, points, size, pinned=pinned)
+        sigmas = maps.sigma.flatten(1).gather(1, cells)
+        return Outputs(*(x.cpu().numpy() for x in (points, scores, descriptors, sigmas)))

@@ -32,6 +32,9 @@ class NetworkConfig:
     descriptor_size: int = 256
     cross_border: bool = True
     upsample: bool = True
+    cell: int = CELL
+    context: bool = False
+    saliency: int = 0
     dropout: float = 0.2
 
     def architecture(self) -> Architecture:
@@ -71,6 +74,7 @@ class PairsConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
+    kind: Literal['paper', 'places'] = 'paper'
     location: float = 1.0
     location_score_power: float = 0.0
     descriptor: Literal['triplet', 'infonce', 'none'] = 'triplet'
@@ -85,6 +89,12 @@ class LossConfig:
     relaxation: float = 8.0
     temperature: float = 0.07
     io_points: int = 300
+    # Of kind places:
+    coarse: float = 0.5
+    found_distance: float = 1.5
+    own_margin: float = 1.0
+    agreement: float = 1.0
+    sigma: float = 0.1
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

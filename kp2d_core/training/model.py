@@ -16,6 +16,7 @@ from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.losses import total_loss
+from kp2d_core.training.place_losses import place_loss
 
 SPREAD = 0.5  # standard deviation of what cancels out, as a share of that of the weights
 
@@ -36,6 +37,8 @@ class TrainingModel(nn.Module):
         maps = self.maps(images)
         source, target = halves(maps)
         cell = self.network.architecture.cell
+        if self.config.loss.kind == 'places':
+            return place_loss(source, target, source_to_target, cell, self.config.loss)
         return total_loss(
             source, target, source_to_target, self.io_net, self.config.loss, step, cell
         )

@@ -40,10 +40,10 @@ def make_optimizers(
 
 def is_kernel(parameter: Tensor) -> bool:
     """Of a hidden convolution: not of those that see the image, or say score and location."""
-    if parameter.ndim != 4 or parameter.shape[2:].numel() == 1:
+    if parameter.ndim != 4:
         return False
     outputs, inputs = parameter.shape[:2]
-    return outputs > 2 and inputs > 3
+    return outputs > 4 and inputs > 3
 
 
 class Muon(torch.optim.Optimizer):

@@ -149,7 +149,11 @@ def draw_curves(folder: Path) -> Path | None:
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
-    losses = [n for n in ('location', 'score', 'descriptor', 'io') if _has(metrics, n)]
+    losses = [
+        n
+        for n in ('location', 'score', 'descriptor', 'io', 'agreement', 'sigma')
+        if _has(metrics, n)
+    ]
     rates = [n for n in ('repeatability', 'mscore', 'cor1', 'cor3', 'cor5') if _has(validation, n)]
     offs = [n for n in ('localization', 'shift4') if _has(validation, n)]
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)

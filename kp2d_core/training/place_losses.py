@@ -1,0 +1,195 @@
+"""Losses of a network whose keypoints are distinct, exact, and know how good they are.
+
+Not of the paper. A cell owns the point that lies in it, or just beyond its border; what several
+cells find is one place and should score once. The score is the probability that a point is found
+again: that in the other view a point lies within `found_distance` pixels of it, and that its
+descriptor tells it from all others there. Sigma is the error of its location.
+
+B pairs, N cells (points) in each view, `rows` x `columns` of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kp2d_core.geometry import warp_tensor
+from kp2d_core.networks import Maps
+from kp2d_core.networks.geometry import cell_centres, inner_cells, sample_descriptors
+from kp2d_core.training.config import LossConfig
+from kp2d_core.training.losses import (
+    distance,
+    excluded,
+    infonce_loss,
+    location_loss,
+    masked_mean,
+    recall,
+)
+
+BLOCK = 2  # one point of each BLOCK x BLOCK cells has its descriptor compared with all others
+CLEAR = 3.0  # px, beyond which an error says nothing of how exact a right location is
+
+
+class View(NamedTuple):
+    """The points of one view of each pair."""
+
+    scores: Tensor  # (B, N)
+    coarse: Tensor  # (B, N, 2) as the location head has them
+    points: Tensor  # (B, N, 2) refined
+    sigma: Tensor  # (B, N) px
+    descriptors: Tensor  # (B, D, h, w)
+    owned: Tensor  # (B, N) the cell's own, and not in the border ring
+
+
+def place_loss(
+    source: Maps, target: Maps, source_to_target: Tensor, cell: int, config: LossConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum over both directions, and each part (detached) under its name."""
+    rows, columns = source.scores.shape[-2:]
+    size = (cell * rows, cell * columns)
+    views = [flatten_view(maps, cell, config.own_margin) for maps in (source, target)]
+    back = invert(source_to_target, size)
+    ways = [
+        one_way(views[0], views[1], source_to_target, (rows, columns), cell, config),
+        one_way(views[1], views[0], back, (rows, columns), cell, config),
+    ]
+    parts = {name: (ways[0][name] + ways[1][name]) / 2 for name in ways[0]}
+    weights = {
+        'location': config.location,
+        'coarse': config.coarse,
+        'descriptor': config.descriptor_weight,
+        'score': config.score,
+        'agreement': config.agreement,
+        'sigma': config.sigma,
+    }
+    total = torch.stack([weights[name] * parts[name] for name in weights]).sum()
+    parts = {name: value.detach() for name, value in parts.items()}
+    return total, parts | {'total': total.detach()}
+
+
+def flatten_view(maps: Maps, cell: int, margin: float) -> View:
+    rows, columns = maps.scores.shape[-2:]
+    points = maps.keypoints.flatten(2).transpose(1, 2)
+    centres = cell_centres(rows, columns, cell, points).flatten(2).transpose(1, 2)
+    within = (points.detach() - centres).abs().amax(-1) <= cell / 2 + margin
+    return View(
+        maps.scores.flatten(1),
+        maps.coarse.flatten(2).transpose(1, 2),
+        points,
+        maps.sigma.flatten(1),
+        maps.descriptors,
+        within & inner_cells(rows, columns, points.device).flatten(),
+    )
+
+
+def one_way(
+    source: View,
+    target: View,
+    matrices: Tensor,
+    cells: tuple[int, int],
+    cell: int,
+    config: LossConfig,
+) -> dict[str, Tensor]:
+    """The parts of the loss for source points looked for in the target."""
+    rows, columns = cells
+    size = (cell * rows, cell * columns)
+    warped = warp_tensor(source.points, matrices)
+    inner = inner_cells(rows, columns, warped.device).flatten()
+    visible = inside(warped.detach(), size, cell) & inner
+    apart, partner = nearest_point(warped, target.points, cells, cell)
+    error = apart.detach()
+    same_place = visible & source.owned & (error < config.match_distance)
+    weights = source.scores.detach() ** config.location_score_power
+
+    coarse = warp_tensor(source.coarse, matrices)
+    coarse_apart, _ = nearest_point(coarse, target.coarse, cells, cell)
+    coarse_near = visible & (coarse_apart.detach() < config.match_distance)
+
+    # Descriptors: too many to compare all with all, and neighbours are nearly the same anyway.
+    chosen = one_of_each_block(torch.where(source.owned & visible, source.scores, -1.0), cells)
+    seen, places = take(visible, chosen), take(warped.detach(), chosen)
+    points = take(source.points.detach(), chosen)
+    anchors = sample_descriptors(source.descriptors, points, size, pinned=False)
+    positives = sample_descriptors(target.descriptors, places, size, pinned=False)
+    similarity = anchors @ positives.transpose(1, 2)
+    barred = excluded(places, seen, config.relaxation)
+
+    with torch.no_grad():
+        hardest = similarity.masked_fill(barred, -2.0).amax(-1)
+        told_apart = similarity.diagonal(dim1=1, dim2=2) > hardest
+        near = take(source.owned & (error < config.found_distance), chosen)
+        found = (told_apart & near).to(error.dtype)
+    asked = take(source.scores, chosen).clamp(1e-6, 1 - 1e-6)
+    surprise = F.binary_cross_entropy(asked, found, reduction='none')
+    others = inner & ~source.owned
+    copies = -torch.log1p(-source.scores.clamp_max(1 - 1e-6))
+
+    same_point = visible & source.owned & (error < config.found_distance)
+    disagreement = (source.scores - target.scores.gather(1, partner)).square()
+    variance = source.sigma.square() + target.sigma.gather(1, partner).square()
+    likelihood = error.square() / (2 * variance) + variance.log()
+    return {
+        'location': location_loss(apart, same_place, weights),
+        'coarse': location_loss(coarse_apart, coarse_near, weights),
+        'descriptor': infonce_loss(similarity, seen, barred, config.temperature),
+        'score': masked_mean(surprise, seen) + masked_mean(copies, others) / 2,
+        'agreement': masked_mean(disagreement, same_point),
+        'sigma': masked_mean(likelihood, same_place & (error < CLEAR)),
+        'recall': recall(similarity, seen, barred),
+        'found': masked_mean(found, seen),
+    }
+
+
+def nearest_point(
+    places: Tensor, points: Tensor, cells: tuple[int, int], cell: int
+) -> tuple[Tensor, Tensor]:
+    """Distance to, and index of, the nearest point of the 3 x 3 cells around each place."""
+    rows, columns = cells
+    with torch.no_grad():
+        around = torch.tensor([-1, 0, 1], device=places.device)
+        column = (places[..., :1] / cell).floor().clamp(0, columns - 1) + around.repeat(3)
+        row = (places[..., 1:] / cell).floor().clamp(0, rows - 1) + around.repeat_interleave(3)
+        index = (row.clamp(0, rows - 1) * columns + column.clamp(0, columns - 1)).long()
+        candidates = take(points, index.flatten(1)).unflatten(1, index.shape[1:])
+        best = (candidates - places[:, :, None]).square().sum(-1).argmin(-1, keepdim=True)
+        chosen = index.gather(2, best)[..., 0]
+    return distance(places - take(points, chosen)), chosen
+
+
+def one_of_each_block(scores: Tensor, cells: tuple[int, int]) -> Tensor:
+    """Indices (B, N / 4): of each block of cells the best one, or, as often, one at random."""
+    rows, columns = cells
+    numbers = torch.arange(rows * columns, device=scores.device).reshape(rows, columns)
+    numbers = numbers[: rows // BLOCK * BLOCK, : columns // BLOCK * BLOCK]
+    blocks = numbers.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2)
+    blocks = blocks.reshape(-1, BLOCK**2)
+    best = scores.detach()[:, blocks].argmax(-1)
+    shape, device = best.shape, best.device
+    random = torch.randint(BLOCK**2, shape, device=device)
+    pick = torch.where(torch.rand(shape, device=device) < 0.5, best, random)
+    return blocks.expand(len(scores), -1, -1).gather(2, pick[..., None])[..., 0]
+
+
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """values (B, N) or (B, N, C) at index (B, M)."""
+    if values.dim() == 2:
+        return values.gather(1, index)
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def inside(places: Tensor, size: tuple[int, int], margin: float) -> Tensor:
+    """Which places lie in an image of (height, width), not within `margin` px of its edge."""
+    edge = places.new_tensor([size[1] - 1 - margin, size[0] - 1 - margin])
+    return ((places > margin) & (places < edge)).all(-1)
+
+
+def invert(matrices: Tensor, size: tuple[int, int]) -> Tensor:
+    """Target to source, of positive depth at the place where the source's middle is seen."""
+    height, width = size
+    middle = matrices.new_tensor([[(width - 1) / 2, (height - 1) / 2]]).expand(len(matrices), 1, 2)
+    seen = F.pad(warp_tensor(middle, matrices), (0, 1), value=1.0)
+    back = torch.linalg.inv(matrices.double()).to(matrices.dtype)
+    return back / (seen @ back[:, 2, :, None])
