@@ -99,7 +99,7 @@ class Settings:
         0.0, 'Keep keypoints with a score above this.', range=(0.0, 1.0)
     )
     nms_radius: float = setting(
-        0.0, 'Keep only the best keypoint within this radius, in pixels; 0: off.',
+        3.0, 'Of keypoints closer together than this, in pixels, keep the best; 0: keep all.',
         range=(0.0, 200.0),
     )  # fmt: skip
     working_size: int = setting(

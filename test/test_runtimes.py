@@ -92,7 +92,7 @@ def test_any_size_and_number_and_batch(runtime, models, photographs):
     for size, top_k in [((64, 48), 10_000), ((24, 40), 5), ((320, 240), 1)]:
         image = prepare(photographs['chelsea'], size)[0]
         cells = size[0] * size[1] // 64
-        keypoints, scores, descriptors, sigmas = tested.run(np.stack([image, image]), top_k)
+        keypoints, scores, descriptors, _ = tested.run(np.stack([image, image]), top_k)
         k = min(top_k, cells)
         assert keypoints.shape == (2, k, 2) and scores.shape == (2, k)
         assert descriptors.shape == (2, k, 128)

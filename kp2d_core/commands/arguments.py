@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kp2d_core.checks import MOST, MOST_THREADS, number, whole
-from kp2d_core.detector import MOST_RADIUS, KeypointDetector, check_scales
+from kp2d_core.detector import MOST_RADIUS, NMS_RADIUS, KeypointDetector, check_scales
 from kp2d_core.images import MINIMUM_SIDE, MOST_RUN, Size, check_pixels
 
 
@@ -116,8 +116,9 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
         '--score-threshold', type=real_number(), default=0.0, help='keep scores above it'
     )
     group.add_argument(
-        '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=0.0,
-        help='keep the best within so many pixels, 0: all',
+        '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS,
+        help='of points closer together than this, in pixels, keep the best; 0: keep all '
+        '(default: %(default)g)',
     )  # fmt: skip
 
 

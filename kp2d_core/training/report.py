@@ -253,8 +253,7 @@ def draw_scores(network: KeyPointNet, image: Image) -> Image:
     """The score map in colours, blue low and red high, as large as the image."""
     device = next(network.parameters()).device
     prepared = torch.from_numpy(prepare(image)[0])[None].to(device)
-    trunk = network.encode(normalise(prepared))[1]
-    scores = network.score_head(trunk)[0, 0].cpu().numpy()
+    scores = network(normalise(prepared)).scores[0, 0].cpu().numpy()
     scaled = (255 * scores / max(float(scores.max()), 1e-6)).astype(np.uint8)
     large = cv2.resize(scaled, image.shape[1::-1], interpolation=cv2.INTER_NEAREST)
     coloured = cv2.applyColorMap(large, cv2.COLORMAP_JET)

@@ -10,8 +10,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from kp2d_core.architecture import CELL
 from kp2d_core.checkpoint import Checkpoint
-from kp2d_core.detector import KeypointDetector
+from kp2d_core.detector import NMS_RADIUS, KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.hpatches import Sequence, load_sequences, rescale
 from kp2d_core.evaluation.protocol import (
@@ -50,8 +51,11 @@ class Validation:
     def measure(self, checkpoint: Checkpoint, device: str) -> dict[str, float]:
         """Metrics at 320x240 with 300 points, and the quality to choose by."""
         detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
-        # The network itself, and quickly.
-        extract = partial(detector.detect, scales=(1,), max_keypoints=None)
+        # The network itself, quickly; the paper's networks as the paper evaluates them.
+        radius = 0.0 if checkpoint.architecture.cell == CELL else NMS_RADIUS
+        extract = partial(
+            detector.detect, scales=(1,), max_keypoints=None, nms_radius=radius
+        )
         if self.sequences:
             evaluation = evaluate(extract, self.sequences, size=SIZE, top_k=TOP_K)
             return _summary(evaluation.mean())
