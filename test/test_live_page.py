@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ pytest.importorskip('rclpy')
 from robot import PATIENCE, Process, Robot, image_message, new_domain
 from sensor_msgs.msg import Image
 
-from kp2d_ros.demo.live_page import LivePage
+from kp2d_ros.demo.live_page import MOST_READERS, LivePage
 from kp2d_ros.overlay import to_jpeg
 
 
@@ -63,6 +64,77 @@ def test_a_port_that_cannot_be_had(page):
     for port in (int(page.address.split(':')[2].strip('/')), 70_000):
         with pytest.raises(ValueError, match=f'port {port} cannot be used, 0 is any free one'):
             LivePage(port)
+
+
+def ask(page: LivePage, request: bytes) -> bytes:
+    """The beginning of the answer to these very bytes."""
+    with socket.create_connection(('127.0.0.1', port_of(page)), 10) as connection:
+        connection.sendall(request)
+        answer = connection.makefile('rb')
+        return b''.join(line for line, _ in zip(answer, range(12), strict=False))
+
+
+def port_of(page: LivePage) -> int:
+    return int(page.address.split(':')[2].strip('/'))
+
+
+@pytest.mark.parametrize(
+    ('host', 'code'),
+    [
+        ('127.0.0.1:8000', 200),
+        ('localhost', 200),
+        ('LOCALHOST:9000', 200),  # ssh -L 9000:localhost:8000
+        ('[::1]:8000', 200),
+        ('evil.example', 403),
+        ('evil.example:8000', 403),
+        ('127.0.0.1.evil.example', 403),
+        ('localhost@evil.example', 403),
+        ('', 403),
+        ('[::1', 400),
+    ],
+)
+def test_only_the_names_of_this_machine_are_answered(page, host, code):
+    """Else any page could read it, under a name of its own that leads here (DNS rebinding)."""
+    page.show(colour(0, 255, 0))
+    for path in ('/', '/figures.json', '/frame.jpg'):
+        answer = ask(page, f'GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n'.encode())
+        assert answer.startswith(f'HTTP/1.0 {code} '.encode())
+
+
+@pytest.mark.parametrize(
+    ('request_', 'code'),
+    [
+        (b'GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n', 400),
+        (b'GET http://[::1/ HTTP/1.0\r\n\r\n', 400),
+        (b'GET / HTTP/1.0\r\n\r\n', 200),
+        (b'GET /' + b'a' * 70_000 + b' HTTP/1.1\r\n\r\n', 414),
+        (b'GET / HTTP/9.9\r\n\r\n', 505),
+        (b'\x00\xff\r\n\r\n', 400),
+        (b'POST / HTTP/1.1\r\nHost: localhost\r\n\r\n', 501),
+        (b'GET / HTTP/1.1\r\n' + b'A: b\r\n' * 200 + b'\r\n', 431),
+    ],
+    ids=range(8),
+)
+def test_odd_requests_are_answered(page, request_, code):
+    assert str(code).encode() in ask(page, request_)
+
+
+def test_idle_readers_hold_nothing_for_ever(monkeypatch):
+    monkeypatch.setattr('kp2d_ros.demo.live_page.IDLE', 0.3)
+    impatient = LivePage()
+    before = threading.active_count()
+    idle = [socket.create_connection(('127.0.0.1', port_of(impatient)), 10) for _ in range(100)]
+    time.sleep(0.1)
+    assert threading.active_count() - before <= MOST_READERS
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= before
+    for connection in idle:
+        assert connection.recv(1) == b''
+        connection.close()
+    assert b'<title>kp2d' in get(impatient, '')
+    impatient.close()
 
 
 def test_streams_end_when_it_closes():

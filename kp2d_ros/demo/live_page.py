@@ -13,6 +13,11 @@ from kp2d_ros.startup import shared_file
 
 BOUNDARY = 'kp2d-frame'
 PATIENCE = 1.0  # seconds that a stream waits for a frame before it looks whether to end
+IDLE = 10.0  # seconds that a reader may neither ask nor take anything
+MOST_READERS = 32  # at once; a browser has 6
+# The names that this machine has for itself. A page of another name that leads here (DNS
+# rebinding) is not answered; the port may be another, as with ssh -L.
+HOSTS = ('127.0.0.1', 'localhost', '::1')
 
 
 class LivePage:
@@ -82,14 +87,40 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a stream never ends by itself
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._places = threading.BoundedSemaphore(MOST_READERS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that goes away is no error."""
 
 
 def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = IDLE
+
         def do_GET(self) -> None:
-            path = urlsplit(self.path).path
+            try:
+                path = urlsplit(self.path).path
+                host = urlsplit(f'//{self.headers.get("Host", HOSTS[0])}').hostname
+            except ValueError:  # such as http://[::1
+                self.send_error(HTTPStatus.BAD_REQUEST)
+                return
+            if host not in HOSTS:
+                self.send_error(HTTPStatus.FORBIDDEN, f'open {page.address}')
+                return
             if path == '/stream':
                 self._stream()
                 return
@@ -119,6 +150,11 @@ def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
                         f'Content-Length: {len(jpeg)}\r\n\r\n'
                     )
                     self.wfile.write(head.encode() + jpeg + b'\r\n')
+
+        def end_headers(self) -> None:
+            self.send_header('X-Content-Type-Options', 'nosniff')
+            self.send_header('Cross-Origin-Resource-Policy', 'same-origin')
+            super().end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
             """Requests are nobody's business."""
