@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kp2d_core.checks import number, parse_yaml, whole
+from kp2d_core.checks import number, parse_yaml, shown, whole
 from kp2d_core.errors import FileError
 from kp2d_core.files import read_text
 from kp2d_core.geometry import Matrix, resize_matrix, scale_matrix, shift_matrix
@@ -52,7 +52,7 @@ class Camera:
             raise ValueError(f'the K of the calibration is no camera matrix: {list(k)}')
         if self.model not in MODELS:
             names = ', '.join(name for name in MODELS if name)
-            raise ValueError(f"the distortion model '{self.model}' is not one of {names}")
+            raise ValueError(f'the distortion model {shown(self.model)} is not one of {names}')
         if len(self.distortion) not in MODELS[self.model]:
             raise ValueError(
                 f"the calibration has {len(self.distortion)} coefficients for '{self.model}'"

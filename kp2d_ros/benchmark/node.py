@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from kp2d_core.commands.arguments import positive
+from kp2d_core.checks import MOST_THREADS
+from kp2d_core.commands.arguments import positive, real_number, whole_number
 from kp2d_core.files import atomic_write
 from kp2d_ros.diagnostics import WINDOW
 from kp2d_ros.startup import use_fastdds_profile
@@ -36,12 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--model', default='small', help='random weights if it does not ship')
     parser.add_argument('--runtime', default='auto', help='what runs it')
     parser.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
-    parser.add_argument('--threads', type=int, default=0, help='0: the runtime decides')
+    parser.add_argument(
+        '--threads', type=whole_number(0, MOST_THREADS), default=0, help='0: the runtime decides'
+    )
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='what to do')
     parser.add_argument('--frames', type=positive, default=150, help='of the overhead')
-    parser.add_argument('--seconds', type=float, default=30.0, help='of the overload')
-    parser.add_argument('--soak', type=float, default=600.0, help='seconds of the soak')
-    parser.add_argument('--domain', type=int, default=91, help='ROS_DOMAIN_ID to be alone in')
+    parser.add_argument(
+        '--seconds', type=real_number(above=0), default=30.0, help='of the overload'
+    )
+    parser.add_argument(
+        '--soak', type=real_number(least=0), default=600.0, help='seconds of the soak'
+    )
+    parser.add_argument(
+        '--domain', type=whole_number(0, 232), default=91, help='ROS_DOMAIN_ID to be alone in'
+    )
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
 
 

@@ -14,8 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kp2d_core.commands.arguments import HelpFormatter, positive, size
-from kp2d_core.errors import FileError
+from kp2d_core.cli import explain
+from kp2d_core.commands.arguments import (
+    HelpFormatter,
+    positive,
+    real_number,
+    size,
+    whole_number,
+)
 from kp2d_core.files import atomic_write
 from kp2d_ros.demo.live_page import LivePage
 from kp2d_ros.startup import start_node, use_fastdds_profile
@@ -36,17 +42,25 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     where.add_argument('--topic', default='', help='images of a running robot, not a camera')
     result.add_argument('--compressed', action='store_true', help='the topic is compressed')
-    result.add_argument('--rate', type=float, default=0.0, help='Hz of the camera; 0: as recorded')
+    result.add_argument(
+        '--rate', type=real_number(least=0, most=1000), default=0.0,
+        help='Hz of the camera; 0: as recorded',
+    )  # fmt: skip
     result.add_argument('--size', type=size, metavar='WxH', help='of the camera')
     result.add_argument('--once', action='store_true', help='end with the last picture')
-    result.add_argument('--seconds', type=float, help='end after so long')
+    result.add_argument('--seconds', type=real_number(least=0), help='end after so long')
     result.add_argument('--model', default='auto', help='see docs/node.md, as for the next')
     result.add_argument('--runtime', default='auto', help='what runs the model')
     result.add_argument('--precision', default='auto', help='auto, fp32, fp16 or int8')
     result.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
     result.add_argument('--out', type=Path, default=Path('out/run'), help='for overlays and logs')
-    result.add_argument('--save', type=int, default=60, help='overlays at most, one a second')
-    result.add_argument('--port', type=int, default=0, help='of the live page; 0: any free one')
+    result.add_argument(
+        '--save', type=whole_number(), default=60, help='overlays at most, one a second'
+    )
+    result.add_argument(
+        '--port', type=whole_number(0, 65535), default=0,
+        help='of the live page; 0: any free one',
+    )  # fmt: skip
     result.add_argument('--no-browser', action='store_true', help='print its address only')
     return result
 
@@ -189,6 +203,8 @@ def _after(child: Child) -> int:
 if __name__ == '__main__':
     try:
         sys.exit(main())
-    except (FileError, ValueError) as error:
-        print(error, file=sys.stderr)
+    except Exception as error:
+        if not explain(error):
+            raise
+        print(explain(error), file=sys.stderr)
         sys.exit(2)
