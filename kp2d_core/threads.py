@@ -48,3 +48,35 @@ def keep_freed_memory(keep: bool = True) -> bool:
     done = mallopt(MMAP_MAX, 0 if keep else DEFAULT_MMAPS)
     done &= mallopt(TRIM_THRESHOLD, NEVER if keep else DEFAULT_TRIM)
     return bool(done)
+
+
+def limit_blas(threads: int = 1) -> bool:
+    """Let NumPy's products of matrices use so many threads; False where it cannot be told.
+
+    Its OpenBLAS lets its threads spin between products. Where these are many and small, as in the
+    odometry, they take the cores from everything else: ten times the processor's time.
+    """
+    names = [
+        f'{prefix}openblas_set_num_threads{suffix}'
+        for prefix in ('scipy_', '')
+        for suffix in ('64_', '')
+    ]
+    done = False
+    for path in _loaded_libraries('openblas'):
+        library = ctypes.CDLL(path)
+        for name in names:
+            if hasattr(library, name):
+                getattr(library, name)(ctypes.c_int(threads))
+                done = True
+                break
+    return done
+
+
+def _loaded_libraries(part: str) -> set[str]:
+    """Paths of this process's libraries with `part` in their name."""
+    try:
+        with open('/proc/self/maps', encoding='utf-8') as maps:  # noqa: PTH123
+            paths = {line.split(maxsplit=5)[5].strip() for line in maps if part in line}
+    except OSError:
+        return set()
+    return {path for path in paths if part in path.rpartition('/')[2]}

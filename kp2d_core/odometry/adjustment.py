@@ -143,6 +143,7 @@ class Chunk:
     frames: Ints  # that move and see them
     row_frame: Ints  # of each row, its place in `frames`
     row_point: Ints  # of each row, its place in `points`
+    cameras: list[Ints]  # for each camera of the rig, which of the rows are its own
 
 
 def _chunks(problem: Problem) -> list[Chunk]:
@@ -159,7 +160,11 @@ def _chunks(problem: Problem) -> list[Chunk]:
         rows = order[low:high]
         frames, row_frame = np.unique(problem.frame[rows], return_inverse=True)
         row_point = np.searchsorted(points, problem.point[rows])
-        chunks.append(Chunk(rows, points, frames, row_frame.ravel(), row_point))
+        cameras = [np.arange(len(rows))]
+        if len(problem.camera):
+            own = problem.camera[rows]
+            cameras = [np.flatnonzero(own == camera) for camera in range(len(problem.rig))]
+        chunks.append(Chunk(rows, points, frames, row_frame.ravel(), row_point, cameras))
     return chunks
 
 
@@ -189,10 +194,8 @@ def _step(
     mixed += by_pose[:, 1, :, None] * tilted[:, 1, None, :]  # (N, 6, 3)
     for chunk in chunks:
         wide = np.zeros((len(chunk.frames), 6, len(chunk.points), 3))
-        if len(problem.camera):  # a frame may see a point twice
-            np.add.at(wide, (chunk.row_frame, slice(None), chunk.row_point), mixed[chunk.rows])
-        else:
-            wide[chunk.row_frame, :, chunk.row_point] = mixed[chunk.rows]
+        for own in chunk.cameras:  # each sees a point once, their frame as often as they are
+            wide[chunk.row_frame[own], :, chunk.row_point[own]] += mixed[chunk.rows[own]]
         flat = wide.reshape(6 * len(chunk.frames), -1)
         product = (flat @ flat.T).reshape(len(chunk.frames), 6, len(chunk.frames), 6)
         where = place[chunk.frames]

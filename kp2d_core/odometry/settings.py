@@ -29,7 +29,11 @@ class Settings:
     narrow_radius: float = 8.0  # px once the pose is known roughly
     min_inliers: int = 25  # fewer and the frame counts as lost
     min_inlier_ratio: float = 0.4  # of the points that were matched
+    min_found: float = 0.1  # of the points that should be seen
     local_keyframes: int = 12  # whose points are looked for
+    leap_inliers: int = 100  # fewer, and the pose must be near the prediction:
+    leap_degrees: float = 15.0
+    leap_way: float = 0.3  # of the distance of the median point
 
     # Keyframes.
     keyframe_shift: float = 24.0  # px that the points have moved in the median since the last
@@ -44,4 +48,7 @@ class Settings:
     max_keyframes: int = 2000  # of a map; beyond, the oldest are forgotten
 
     # After a loss.
-    patience: int = 10  # frames of a loss after which a new map may begin
+    relocalise_inliers: int = 40
+    relocalise_found: float = 0.2  # of the points that should be seen
+    relocalise_candidates: int = 4  # keyframes that are looked at in each frame
+    patience: int = 5  # frames of a loss after which a new map may begin

@@ -92,7 +92,7 @@ class Scene:
         for number in ahead[np.argsort(corners[ahead, :, 2].mean(axis=1))]:
             _draw(self.pieces[number], corners[number], camera, image, inverse_depth)
         with np.errstate(divide='ignore'):
-            return image, 1 / inverse_depth
+            return image, np.float32(1) / inverse_depth
 
 
 def _draw(

@@ -43,9 +43,8 @@ def view_camera(size: Size = (640, 480)) -> Camera:
     """A camera that sees 65 degrees across."""
     width, height = size
     focal = 0.78 * width
-    return Camera.create(
-        size, [[focal, 0, (width - 1) / 2], [0, focal, (height - 1) / 2], [0, 0, 1]]
-    )
+    matrix = np.array([[focal, 0, (width - 1) / 2], [0, focal, (height - 1) / 2], [0, 0, 1.0]])
+    return Camera.create(size, matrix)
 
 
 def room(images: Sequence[Image], seed: int = 0, pieces_of_furniture: int = 14) -> Scene:

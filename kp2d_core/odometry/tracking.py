@@ -1,0 +1,127 @@
+"""Where a frame is in a map: near a prediction, or anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kp2d_core.odometry.frames import Frame, Map
+from kp2d_core.odometry.geometry import Ints, Matrix, invert, log_rotation
+from kp2d_core.odometry.mapping import depth_of, local_points, neighbours
+from kp2d_core.odometry.pose import distances, find, refine
+from kp2d_core.odometry.search import find_points, match_all, should_see
+from kp2d_core.odometry.settings import Settings
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A pose that a frame may have, and what speaks for it."""
+
+    pose: Matrix  # (4, 4) from the world
+    rows: Ints  # features that agree with it
+    numbers: Ints  # the points of the map that they see
+    matches: int  # features that might have agreed
+    expected: Ints  # points that should be seen
+    reprojection: float  # root mean square of the agreeing ones, in standard deviations
+
+
+def track(
+    world: Map,
+    frame: Frame,
+    last: Frame,
+    guess: Matrix,
+    settings: Settings,
+    random: np.random.Generator,
+) -> Fit | None:
+    """The frame's pose near where it is expected, or at least near the last frame."""
+    near = neighbours(world, last, settings.local_keyframes)
+    if world.keyframes[-1] not in near:
+        near.append(world.keyframes[-1])
+    points = local_points(world, near)
+    rows, numbers = find_points(world, frame, points, guess, settings.wide_radius, settings)
+    sight = world.sight(frame, rows, numbers)
+    pose = refine(sight, guess, steps=20, threshold=2 * settings.robust)
+    good = distances(sight, pose) < 2 * settings.outlier
+    if trusted(int(good.sum()), len(good), settings):
+        fit = settle(world, frame, points, pose, settings)
+        if fit is not None and not _leaps(world, last, guess, fit, settings):
+            return fit
+    for other in [last, *near[:2]]:
+        found = by_descriptors(world, frame, other, settings, random)
+        if found is not None:
+            fit = settle(world, frame, points, found, settings)
+            if fit is not None and not _leaps(world, last, guess, fit, settings):
+                return fit
+    return None
+
+
+def relocalise(
+    world: Map,
+    frame: Frame,
+    candidates: list[Frame],
+    settings: Settings,
+    random: np.random.Generator,
+) -> Fit | None:
+    """The frame's pose anywhere in the map, around one of the keyframes.
+
+    Nothing is known beforehand, so more must speak for it.
+    """
+    for keyframe in candidates:
+        pose = by_descriptors(world, frame, keyframe, settings, random)
+        if pose is None:
+            continue
+        near = [keyframe, *neighbours(world, keyframe, settings.local_keyframes)]
+        fit = settle(world, frame, local_points(world, near), pose, settings)
+        if fit is None or len(fit.rows) < settings.relocalise_inliers:
+            continue
+        if len(fit.rows) >= settings.relocalise_found * len(fit.expected):
+            return fit
+    return None
+
+
+def by_descriptors(
+    world: Map, frame: Frame, other: Frame, settings: Settings, random: np.random.Generator
+) -> Matrix | None:
+    """A rough pose by the points that another frame sees, wherever they are in the image."""
+    known = np.flatnonzero((other.points >= 0) & (other.camera == 0))
+    known = known[world.alive[other.points[known]]]
+    own = np.flatnonzero(frame.camera == 0)
+    i, j = match_all(other.features.descriptors[known], frame.features.descriptors[own], settings)
+    sight = world.sight(frame, own[j], other.points[known[i]])
+    pose = find(sight, 2 * settings.outlier, random)
+    if pose is None:
+        return None
+    pose = refine(sight, pose, threshold=2 * settings.robust)
+    good = distances(sight, pose) < 2 * settings.outlier
+    return pose if good.sum() >= settings.min_inliers else None
+
+
+def settle(world: Map, frame: Frame, points: Ints, pose: Matrix, settings: Settings) -> Fit | None:
+    """The exact pose near a rough one, by all points there are; None if too few agree."""
+    rows, numbers = find_points(world, frame, points, pose, settings.narrow_radius, settings)
+    sight = world.sight(frame, rows, numbers)
+    pose = refine(sight, pose, threshold=settings.robust)
+    off = distances(sight, pose)
+    good = off < settings.outlier
+    expected = should_see(world, points, pose)
+    if not trusted(int(good.sum()), len(good), settings):
+        return None
+    if good.sum() < settings.min_found * len(expected):
+        return None
+    reprojection = float(np.sqrt((off[good] ** 2).mean() / 2))
+    return Fit(pose, rows[good], numbers[good], len(good), expected, reprojection)
+
+
+def trusted(inliers: int, matches: int, settings: Settings) -> bool:
+    return inliers >= settings.min_inliers and inliers >= settings.min_inlier_ratio * matches
+
+
+def _leaps(world: Map, last: Frame, guess: Matrix, fit: Fit, settings: Settings) -> bool:
+    """Whether a pose that little speaks for is also far from where it was expected."""
+    if len(fit.rows) >= settings.leap_inliers:
+        return False
+    turn = np.degrees(np.linalg.norm(log_rotation(fit.pose[:3, :3] @ guess[:3, :3].T)))
+    way = np.linalg.norm(invert(fit.pose)[:3, 3] - invert(guess)[:3, 3])
+    far = settings.leap_way * depth_of(world, last, 50)
+    return bool(turn > settings.leap_degrees or way > far)
