@@ -62,7 +62,6 @@ def decode(message: Any) -> Image:
     width, height, encoding = message.width, message.height, message.encoding
     if width < 1 or height < 1:
         raise ValueError(f'the image is empty: {width}x{height}')
-    check_pixels((width, height), MOST_READ, 'the image has')
     if encoding in _PLANAR:
         return _decode_planar(message, _PLANAR[encoding])
     if encoding not in PACKED:
@@ -93,6 +92,7 @@ def _decode_planar(message: Any, conversion: int) -> Image:
 
 def rows_of(message: Any, count: int, used: int) -> Image:
     """The used part of each row, as a view that steps over the padding."""
+    check_pixels((message.width, message.height), MOST_READ, 'the image has')
     step = message.step
     if step < used:
         raise ValueError(

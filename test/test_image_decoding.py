@@ -11,7 +11,7 @@ pytest.importorskip('sensor_msgs')
 from sensor_msgs.msg import CompressedImage, Image
 
 from kp2d_core.image_messages import ENCODINGS, decode, decode_compressed
-from kp2d_ros.bridge import bridge_decoder, image_decoder
+from kp2d_ros.bridge import image_decoder
 from kp2d_ros.clouds import bytes_of
 
 BAYER = {'rggb': ((0, 1), (1, 2)), 'bggr': ((2, 1), (1, 0)),
@@ -191,16 +191,3 @@ def test_a_broken_cv_bridge_is_noticed_and_left_alone(tmp_path, monkeypatch):
     decoder, sentence = image_decoder()
     assert decoder is decode
     assert 'does not work' in sentence and 'ABI version' in sentence
-
-
-def test_cv_bridge_gives_the_same_pixels(rgb):
-    """Where it is installed and works, encoding by encoding."""
-    cv_bridge = pytest.importorskip('cv_bridge', reason='cv_bridge is not installed')
-    decoder, sentence = image_decoder()
-    if decoder is decode:
-        pytest.skip(sentence)
-    decoder = bridge_decoder(cv_bridge.CvBridge())
-    for encoding in ENCODINGS:
-        for padding in (0, 8):
-            message = message_of(encode(rgb, encoding), encoding, padding)
-            np.testing.assert_array_equal(decoder(message), decode(message), err_msg=encoding)
