@@ -68,7 +68,8 @@ def show_hard(detect: Extract, output: Path) -> None:
         before, now = found.indices.T
         right = correct_matches(first.keypoints[before], second.keypoints[now], there)
         matches = replace(found, inliers=right)
-        write_image(output / f'{name}-hard.png', draw_matches(image, view, first, second, matches))
+        picture = draw_matches(image, view, first, second, matches, judge=True)
+        write_image(output / f'{name}-hard.png', picture)
         print(f'{name:10} {len(found)} matches, {int(right.sum())} right')
 
 

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from kp2d_core.features import Features
 from kp2d_core.files import atomic_write
-from kp2d_core.images import Image
+from kp2d_core.images import Image, Size, size_of
 from kp2d_core.matching import Matches
 
 INLIER = (60, 220, 90)  # colours are RGB
 OUTLIER = (235, 70, 60)
+MOST_LINES = 200  # more are a carpet
+OPACITY = 0.6  # of lines
 _SUBPIXEL_BITS = 4
 
 
@@ -36,20 +38,42 @@ def draw_matches(
     first: Features,
     second: Features,
     matches: Matches,
-    max_lines: int = 400,
+    max_lines: int = MOST_LINES,
+    *,
+    judge: bool = False,
 ) -> Image:
-    """Both images side by side, inliers in green over outliers in red."""
+    """Both images side by side, a translucent line a match, of the best points first.
+
+    Inliers alone, each in a colour that tells where it is in the first image; or, to `judge`, all,
+    the inliers green over the others in red.
+    """
     canvas = side_by_side(to_rgb(first_image), to_rgb(second_image))
     shift = np.array([first_image.shape[1], 0], np.float32)
-    order = np.argsort(matches.inliers, kind='stable')[-max_lines:]
-    for row in order:
-        i, j = matches.indices[row]
-        colour = INLIER if matches.inliers[row] else OUTLIER
-        start, end = _subpixel(first.keypoints[i]), _subpixel(second.keypoints[j] + shift)
-        cv2.line(canvas, start, end, colour, 1, cv2.LINE_AA, _SUBPIXEL_BITS)
-        for point in (start, end):
-            cv2.circle(canvas, point, 32, colour, -1, cv2.LINE_AA, _SUBPIXEL_BITS)
+    rows = np.flatnonzero(matches.inliers)[:max_lines]
+    if judge:
+        wrong = np.flatnonzero(~matches.inliers)[: max_lines - len(rows)]
+        rows = np.concatenate([wrong, rows])
+    starts = first.keypoints[matches.indices[rows, 0]]
+    ends = second.keypoints[matches.indices[rows, 1]] + shift
+    colours = position_colours(starts, size_of(first_image))
+    if judge:
+        colours = [INLIER if matches.inliers[row] else OUTLIER for row in rows]
+    lines = canvas.copy()
+    for start, end, colour in zip(starts, ends, colours, strict=True):
+        cv2.line(lines, _subpixel(start), _subpixel(end), colour, 1, cv2.LINE_AA, _SUBPIXEL_BITS)
+    canvas = np.asarray(cv2.addWeighted(lines, OPACITY, canvas, 1 - OPACITY, 0), np.uint8)
+    for points in (starts, ends):
+        for point, colour in zip(points, colours, strict=True):
+            cv2.circle(canvas, _subpixel(point), 36, colour, -1, cv2.LINE_AA, _SUBPIXEL_BITS)
     return canvas
+
+
+def position_colours(points: NDArray[np.float32], size: Size) -> list[tuple[int, int, int]]:
+    """The hue goes from left to right, the brightness from top to bottom."""
+    x, y = np.clip(points / np.array(size, np.float32), 0, 1).T
+    hsv = np.stack([120 * x, np.full_like(x, 210), 255 - 75 * y], axis=1).astype(np.uint8)
+    rgb = cv2.cvtColor(hsv[:, None], cv2.COLOR_HSV2RGB)[:, 0] if len(hsv) else hsv
+    return [(int(r), int(g), int(b)) for r, g, b in rgb]
 
 
 def rank_colours(count: int) -> list[tuple[int, int, int]]:

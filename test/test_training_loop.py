@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import resource
 import shutil
 import signal
@@ -67,6 +68,41 @@ def test_tables_survive_any_number_of_kills(tmp_path):
     assert [row['step'] for row in read_table(path)] == ['2', '4', '6']
     Table(path, 0).add({'step': 1, 'other': 3})
     assert path.read_text().splitlines() == ['step,other', '1,3']
+
+
+def test_a_run_of_a_few_steps_leaves_its_files_and_resumes_without_being_told_the_data(
+    data, tmp_path
+):
+    out, settings = tmp_path / 'run', ['report.log_every=20', 'report.validate_every=500']
+    arguments = command(data, out, '--steps', '3', settings=settings)
+    code, output = run(arguments, cwd=tmp_path)
+    assert code == 0, output
+    assert [row['step'] for row in read_table(out / 'metrics.csv')] == ['3']
+    assert (out / 'curves.png').stat().st_size > 1000
+    again = ['train', '--out', str(out), '--resume', '--steps', '5', '--quiet']
+    code, output = run(again, cwd=tmp_path.parent)
+    assert code == 0 and 'not the photographs' not in output, output
+    assert [row['step'] for row in read_table(out / 'metrics.csv')] == ['3', '5']
+
+
+def test_the_bar_tells_the_time_that_is_left(data, tmp_path):
+    arguments = command(data, tmp_path / 'run', '--minutes', '0.05')
+    arguments.remove('--quiet')
+    code, output = run(arguments)
+    assert code == 0, output
+    told = re.findall(r'step (\d+), (\d\d:\d\d) left', output)
+    assert len(told) > 1 and {left for _, left in told} <= {'00:03', '00:02', '00:01', '00:00'}
+
+
+def test_curves_appear_while_a_run_goes_on(data, tmp_path):
+    out = tmp_path / 'run'
+    process = start(command(data, out, '--steps', '1000000'))
+    deadline = time.monotonic() + TIMEOUT
+    while not (out / 'curves.png').exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 128 + signal.SIGTERM
 
 
 def test_a_run_leaves_models_tables_curves_and_pictures(finished, photographs):

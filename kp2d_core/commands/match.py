@@ -34,7 +34,7 @@ from kp2d_core.exchange import (
 from kp2d_core.files import atomic_write
 from kp2d_core.images import read_image
 from kp2d_core.matching import match
-from kp2d_core.visualize import draw_matches, write_image
+from kp2d_core.visualize import MOST_LINES, draw_matches, put_caption, write_image
 
 GEOMETRIES = {
     'none': '',
@@ -113,10 +113,14 @@ def match_two(args: argparse.Namespace) -> int:
     options = options_of(args, 'homography')
     matches = match(first, second, **options)
     output = args.output or Path('matches.png')
-    write_image(output, draw_matches(*images, first, second, matches))
+    picture = draw_matches(*images, first, second, matches)
+    inliers = int(matches.inliers.sum())
+    drawn = min(inliers, MOST_LINES)
+    put_caption(picture, f'{inliers} inliers of {len(matches)} matches, {drawn} drawn')
+    write_image(output, picture)
     print(
         f'{len(first)} and {len(second)} keypoints, {len(matches)} matches, '
-        f'{int(matches.inliers.sum())} inliers{GEOMETRIES[options["verification"]]}, '
+        f'{inliers} inliers{GEOMETRIES[options["verification"]]}, '
         f'drawn in {output}'
     )
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kp2d_core.commands.arguments import positive, real_number, whole_number
 from kp2d_core.threads import set_waiting
@@ -13,13 +14,14 @@ from kp2d_core.threads import set_waiting
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group('data')
     data.add_argument(
-        '--data', type=Path, nargs='+', required=True, metavar='PATH',
-        help='folders of images (searched recursively), image files, ROS 2 bags',
+        '--data', type=Path, nargs='+', metavar='PATH',
+        help='folders of images (searched recursively), image files, ROS 2 bags; --resume knows '
+        'them',
     )  # fmt: skip
     data.add_argument('--topic', help='of a bag (default: every topic with images)')
     data.add_argument(
-        '--every', type=real_number(least=0, most=1e6), default=0.5, metavar='SECONDS',
-        help='take a frame of a bag no more often',
+        '--every', type=real_number(least=0, most=1e6), metavar='SECONDS',
+        help='take a frame of a bag no more often (default: 0.5)',
     )  # fmt: skip
     data.add_argument(
         '--val', type=Path, metavar='FOLDER',
@@ -74,8 +76,11 @@ def run(args: argparse.Namespace) -> int:
                 '--resume goes on with its own recipe and weights: leave out --config and --init; '
                 '--set changes a value'
             )
-        config = read_state(args.out / STATE)[0]
+        config, progress, _ = read_state(args.out / STATE)
+        data = data_of(args, progress.data)
+        validation = args.val or (Path(progress.validation) if progress.validation else None)
     else:
+        data, validation = data_of(args, {}), args.val
         config = load_config(find_recipe(args.config or 'small'))
         check_new(args.out)
     config = override(config, args.assignments)
@@ -84,13 +89,29 @@ def run(args: argparse.Namespace) -> int:
     return train(
         Run(
             config,
-            find_entries(args.data, topic=args.topic, seconds=args.every),
+            find_entries(
+                [Path(path) for path in data['paths']], topic=data['topic'], seconds=data['every']
+            ),
             args.out,
-            validation=args.val,
+            validation=validation,
             steps=args.steps,
             minutes=args.minutes,
             resume=args.resume,
             initial=args.init,
             quiet=args.quiet,
+            data=data,
         )
     )
+
+
+def data_of(args: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
+    """What to train on: as it is given, else as the run that is resumed knows it."""
+    if args.data is None:
+        if not {'paths', 'topic', 'every'} <= set(known):
+            raise ValueError('give --data: folders of images, image files or ROS 2 bags')
+        if args.topic is not None or args.every is not None:
+            raise ValueError('--topic and --every go with --data')
+        return known
+    every = 0.5 if args.every is None else args.every
+    paths = [str(path.absolute()) for path in args.data]
+    return {'paths': paths, 'topic': args.topic, 'every': every}

@@ -43,7 +43,7 @@ _STYLE: dict[Any, Any] = {
     'svg.fonttype': 'path',
     'svg.hashsalt': 'kp2d',
 }
-WIDTH = 1100  # px of a drawing
+WIDTH = 1500  # px of a drawing
 
 
 def plot_study(study: Study) -> dict[str, bytes]:
@@ -277,7 +277,7 @@ def draw_pair(method: str, pair: Pair, result: PairResult, top_k: int) -> Drawin
     ]
     rows = np.arange(len(first))
     matches = Matches(np.stack([rows, rows], axis=1), np.zeros(len(first), np.float32), correct)
-    canvas = draw_matches(enlarged[0], enlarged[1], points[0], points[1], matches, len(first) or 1)
+    canvas = draw_matches(enlarged[0], enlarged[1], points[0], points[1], matches, judge=True)
     _, encoded = cv2.imencode(
         '.webp', cv2.cvtColor(canvas, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_WEBP_QUALITY, 80]
     )

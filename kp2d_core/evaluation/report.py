@@ -9,27 +9,17 @@ from pathlib import Path
 from kp2d_core.evaluation.plots import Drawing, Gallery, plot_study
 from kp2d_core.evaluation.protocol import METRICS, MORE_METRICS, PLACE_METRICS, Evaluation
 from kp2d_core.evaluation.study import Study
-from kp2d_core.evaluation.tables import COLUMNS, LOWER_IS_BETTER, TITLES, entry, figure
+from kp2d_core.evaluation.tables import (
+    COLUMNS,
+    EXPLANATIONS,
+    LOWER_IS_BETTER,
+    TITLES,
+    entry,
+    figure,
+)
 from kp2d_core.files import atomic_write
 from kp2d_core.version import __version__
 
-EXPLANATIONS = {
-    'repeatability': 'share of points that both images see and that are found again within 3 px',
-    'localization': 'mean distance in px of those found again; lower is better',
-    'cor1': 'share of homographies with a mean corner error of at most 1 px',
-    'cor3': 'share of homographies with a mean corner error of at most 3 px',
-    'cor5': 'share of homographies with a mean corner error of at most 5 px',
-    'mscore': 'share of nearest-descriptor matches that are within 3 px of the truth',
-    'right': 'mutual matches within 3 px of the truth, of the best points, mean over the pairs',
-    'error': 'median error in px of all right matches of all pairs; lower is better',
-    'copies': 'share of the best points, before suppression, within 2 px of a better one',
-    'auc1': 'area under the curve of homographies within an error, up to 1 px',
-    'auc3': 'area under the curve of homographies within an error, up to 3 px',
-    'auc5': 'area under the curve of homographies within an error, up to 5 px',
-    'precision': 'share of mutual matches within 3 px of the truth',
-    'inlier_ratio': "RANSAC's inliers over mutual matches",
-    'matches': 'mutual matches',
-}
 _STYLE = """
 :root { --ink: #0f172a; --soft: #64748b; --line: #e2e8f0; --accent: #2563eb; }
 * { box-sizing: border-box; }
@@ -53,7 +43,7 @@ tr + tr td { border-top: 1px solid #f1f5f9; }
 tr.paper td { color: var(--soft); font-size: 14px; }
 td.best { font-weight: 700; } td small { color: var(--soft); font-weight: 400; }
 .pair { display: grid; gap: 14px;
-        grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); }
+        grid-template-columns: repeat(auto-fit, minmax(min(760px, 100%), 1fr)); }
 figure { margin: 0; } figure img { width: 100%; height: auto; border-radius: 6px; display: block; }
 figcaption { font-size: 13px; color: var(--soft); padding: 4px 2px 8px; }
 figcaption b { color: var(--ink); }

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -34,7 +34,7 @@ from kp2d_core.training.model import (
 from kp2d_core.training.optimizer import learning_rate, make_budget, make_optimizers
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Entry, Photographs, digest, split
-from kp2d_core.training.report import Report, draw_curves
+from kp2d_core.training.report import Report
 from kp2d_core.training.state import Progress, read_state, restore_state, save_state
 from kp2d_core.training.validation import Validation, make_validation
 
@@ -54,6 +54,7 @@ class Run:
     minutes: float | None = None
     resume: bool = False  # go on from the state in `out`
     initial: str | None = None  # model whose weights to begin with
+    data: dict[str, Any] = field(default_factory=dict)  # where `entries` come from, to be kept
     quiet: bool = False
 
 
@@ -165,6 +166,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         if average is not None:
             average.update(model.network, progress.step)
         progress.step += 1
+        progress.seconds = perf_counter() - begin
 
         # Log, validate, checkpoint
         if report is None:
@@ -175,6 +177,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
             validate(run, progress, model, average, validation, report)
         if perf_counter() - saved > 60 * config.report.checkpoint_minutes:
             save()
+            report.draw()
             saved = perf_counter()
 
     # End
@@ -194,7 +197,6 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if not validation:
         save_checkpoint(run.out / BEST, final)
     report.close()
-    draw_curves(run.out)
     finished = 'finished' if progress.step > first else 'nothing to do, it had finished'
     print(f'{finished} at step {progress.step}: {run.out / LAST}', file=sys.stderr)
     if photographs.unreadable:
@@ -220,6 +222,7 @@ def validate(
     if progress.evaluation['quality'] > progress.best:
         progress.best, progress.best_step = progress.evaluation['quality'], progress.step
         save_checkpoint(run.out / BEST, replace(checkpoint, evaluation=progress.evaluation))
+    report.draw()
     report.leave_out(perf_counter() - began)
 
 
@@ -244,6 +247,7 @@ def note_run(progress: Progress, run: Run, photographs: str, say: bool) -> None:
     if begun and validation != progress.validation:
         progress.best, progress.best_step = -math.inf, -1  # not to be compared
     progress.photographs, progress.validation = photographs, validation
+    progress.data = run.data or progress.data
 
 
 def kept_weights(model: TrainingModel, average: MovingAverage | None) -> dict[str, torch.Tensor]:

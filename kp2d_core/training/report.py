@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 import threading
 from collections import defaultdict
@@ -34,6 +35,8 @@ from kp2d_core.visualize import draw_keypoints, draw_matches, side_by_side
 
 METRICS, VALIDATION, CURVES = 'metrics.csv', 'validation.csv', 'curves.png'
 Rows = list[dict[str, str]]
+LOSSES = ('location', 'score', 'descriptor', 'io', 'agreement', 'sigma')  # those that are drawn
+DRAW_EVERY = 60.0  # seconds, at most: a drawing takes one of them
 SHOWN = 150  # keypoints in each image
 CORRECT = 3.0  # px
 
@@ -50,8 +53,11 @@ class Report:
         with self._no_room():
             self.tensorboard = _open_tensorboard(folder / 'tensorboard', progress.step)
         self.bar = tqdm(
-            initial=progress.step, unit='step', disable=quiet, dynamic_ncols=True, smoothing=0.05
+            total=100, bar_format='{l_bar}{bar}| {postfix}', disable=quiet, dynamic_ncols=True
         )
+        self._row: dict[str, Any] = {}  # of the last step
+        self._losses = ''  # as they were last told
+        self._drawn = -math.inf
         self._start_anew()
 
     def step(
@@ -67,21 +73,31 @@ class Report:
         for name, value in parts.items():
             self._sums[name] += float(value)
         self._steps += 1
-        self.bar.total = max(progress.step, round(progress.step / max(spent, 1e-9)))
-        self.bar.update()
-        if progress.step % self.config.report.log_every:
-            return
+        self._row = {'step': progress.step, 'minutes': progress.seconds / 60, 'rate': rate}
+        if progress.step % self.config.report.log_every == 0:
+            self._log(waited)
+        self._show(progress, spent)
+
+    def _log(self, waited: float) -> None:
+        """A row of the means since the last one."""
         seconds = perf_counter() - self._since
         means = {name: total / self._steps for name, total in self._sums.items()}
         images = 2 * self.config.optimizer.batch * self._steps / seconds
-        row: dict[str, Any] = {'step': progress.step, 'minutes': progress.seconds / 60}
-        row |= {'rate': rate} | means
+        row = self._row | means
         row |= {'images_per_second': images, 'waiting': (waited - self._waited) / seconds}
         self.metrics.add(row)
-        shown = {name: f'{value:.3f}' for name, value in means.items()}
-        self.bar.set_postfix(shown | {'images/s': f'{images:.0f}'})
-        self._scalars('train', row, progress.step)
+        self._losses = ', '.join(f'{name} {value:.3f}' for name, value in means.items())
+        self._losses += f', {images:.0f} images/s'
+        self._scalars('train', row, row['step'])
         self._start_anew(waited)
+
+    def _show(self, progress: Progress, spent: float) -> None:
+        """How much of the budget is used up, and how long the rest takes at this rate."""
+        left = progress.seconds / max(spent, 1e-9) - progress.seconds
+        self.bar.n = min(100 * spent, 100)
+        text = f'step {progress.step}, {tqdm.format_interval(max(left, 0))} left'
+        self.bar.set_postfix_str(f'{text}, {self._losses}' if self._losses else text, False)
+        self.bar.update(0)
 
     def validated(self, progress: Progress, pictures: dict[str, Image]) -> None:
         figures = progress.evaluation
@@ -96,10 +112,20 @@ class Report:
         self.bar.write(f'step {progress.step}: {text}', file=sys.stderr)
 
     def close(self) -> None:
+        """Write and draw what is left, and let go of the files."""
+        if self._steps:
+            self._log(self._waited)
+        draw_curves(self.folder)
         self.bar.close()
         if self.tensorboard:
             with self._no_room():
                 self.tensorboard.close()
+
+    def draw(self) -> None:
+        """The curves so far, but not all the time."""
+        if perf_counter() - self._drawn > DRAW_EVERY:
+            draw_curves(self.folder)
+            self._drawn = perf_counter()
 
     def _scalars(self, group: str, values: dict[str, Any], step: int) -> None:
         if self.tensorboard:
@@ -140,42 +166,36 @@ def _quiet_writer(failure: threading.ExceptHookArgs) -> None:
 
 
 def draw_curves(folder: Path) -> Path | None:
-    """The tables as a figure beside them; None if there is nothing to draw."""
+    """The tables as a figure beside them; None if there is nothing to draw, or no matplotlib."""
     metrics, validation = read_table(folder / METRICS), read_table(folder / VALIDATION)
     if not metrics:
         return None
-    import matplotlib
-
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-
-    losses = [
-        n
-        for n in ('location', 'score', 'descriptor', 'io', 'agreement', 'sigma')
-        if _has(metrics, n)
-    ]
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:  # the tables say the same
+        return None
+    losses = [n for n in LOSSES if _has(metrics, n)]
     rates = [n for n in ('repeatability', 'mscore', 'cor1', 'cor3', 'cor5') if _has(validation, n)]
     offs = [n for n in ('localization', 'shift4') if _has(validation, n)]
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
+    figure = Figure(figsize=(13, 7), layout='constrained')
     panels: tuple[tuple[str, Rows, list[str]], ...] = (
         ('losses', metrics, losses),
         ('training', metrics, ['recall']),
         ('validation', validation, rates),
         ('validation, pixels', validation, offs),
     )
-    for axis, (title, rows, names) in zip(axes.flat, panels, strict=True):
+    for axis, (title, rows, names) in zip(figure.subplots(2, 2).flat, panels, strict=True):
         for name in names:
             known = [row for row in rows if row.get(name)]  # a resumed run may do without
             steps, values = [int(row['step']) for row in known], [float(r[name]) for r in known]
-            axis.plot(steps, values, label=name)
+            axis.plot(steps, values, label=name, marker='.' if len(steps) < 20 else '')
         axis.set(title=title, xlabel='step')
         axis.grid(alpha=0.3)
-        if names:
-            axis.legend()
+        if names:  # beside the curves, where it hides none
+            axis.legend(loc='center left', bbox_to_anchor=(1.0, 0.5), frameon=False)
     path = folder / CURVES
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=100)
-    pyplot.close(figure)
     return path
 
 
@@ -244,7 +264,7 @@ def draw_pair(
     return {
         'keypoints': side_by_side(draw_keypoints(first, left), draw_keypoints(second, right)),
         'scores': side_by_side(draw_scores(network, first), draw_scores(network, second)),
-        'matches': draw_matches(first, second, left, right, matches),
+        'matches': draw_matches(first, second, left, right, matches, judge=True),
     }
 
 

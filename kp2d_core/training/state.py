@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,6 +37,7 @@ class Progress:
     minutes: float | None = None
     photographs: str = ''  # digest of their names, in order
     validation: str = ''  # the folder that is validated on
+    data: dict[str, Any] = field(default_factory=dict)  # paths, topic, every: as they were given
 
 
 def progress_from_json(text: str) -> Progress:
