@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float = NDArray[np.float32]
+MOST_PAIRS = 1 << 22  # that suppression looks at all at once: 64 MB
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,7 +121,10 @@ def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
     A point goes if one that stays, with a higher score, is closer than `radius`. It gives what
     walking down the list one by one gives, in a few passes over all close pairs at once.
     """
-    better, worse = _close_pairs(points, radius)
+    pairs = _close_pairs(points, radius)
+    if pairs is None:
+        return _suppress_one_by_one(points, radius)
+    better, worse = pairs
     undecided = np.ones(len(points), dtype=bool)
     stays = np.zeros(len(points), dtype=bool)
     while undecided.any():
@@ -133,8 +137,25 @@ def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
     return stays
 
 
-def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """All pairs of indices (lower, higher) of points closer than `radius`."""
+def _suppress_one_by_one(points: Float, radius: float) -> NDArray[np.bool_]:
+    """The same in little memory, for so wide a radius that only few stay."""
+    order = np.argsort(points[:, 0], kind='stable')
+    x = points[order, 0]
+    undecided = np.ones(len(points), dtype=bool)
+    stays = np.zeros(len(points), dtype=bool)
+    for best in range(len(points)):
+        if undecided[best]:
+            low, high = np.searchsorted(x, points[best, 0] + np.array([-radius, radius]))
+            near = order[low:high]
+            off = points[near] - points[best]
+            undecided[near[(off**2).sum(axis=1) < radius**2]] = False
+            stays[best] = True
+    return stays
+
+
+def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
+    """All pairs of indices (lower, higher) of points closer than `radius`; None: too many."""
+    count = 0
     order = np.argsort(points[:, 0], kind='stable')
     x, y = points[order, 0], points[order, 1]
     lower: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
@@ -144,6 +165,9 @@ def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArra
         if dx.min() >= radius:
             break
         near = np.flatnonzero(dx**2 + (y[shift:] - y[:-shift]) ** 2 < radius**2)
+        count += len(near)
+        if count > MOST_PAIRS:
+            return None
         first, second = order[near], order[near + shift]
         lower.append(np.minimum(first, second))
         higher.append(np.maximum(first, second))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -96,6 +97,17 @@ def greedy(points, radius):
 def test_suppression_is_the_greedy_one(radius, seed):
     points = np.random.default_rng(seed).uniform(0, 120, (300, 2)).astype(np.float32)
     assert np.flatnonzero(suppress_neighbours(points, radius)).tolist() == greedy(points, radius)
+
+
+def test_suppression_over_a_wide_radius_takes_little_memory():
+    """Of 30,000 points within 256 px of each other, all pairs would be 7 GB."""
+    points = np.random.default_rng(0).uniform(0, 300, (30_000, 2)).astype(np.float32)
+    tracemalloc.start()
+    stays = suppress_neighbours(points, 256)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.flatnonzero(stays).tolist() == greedy(points, 256)
+    assert peak < 300e6
 
 
 def test_suppression_of_coincident_points_and_of_none():
