@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from full_disk import run_on_full_disk
 from models import random_checkpoint, write_random_model
 from safetensors.numpy import load_file, save_file
 
@@ -233,6 +235,36 @@ def test_a_full_disk_where_the_output_goes():
         result = run('info', stdout=full)
     assert result.returncode == 2
     assert result.stderr.strip() == 'kp2d info: No space left on device'
+
+
+def test_a_full_disk_where_files_go(here, model):
+    """Every command that writes, one after the other; nothing half written stays."""
+    full = here / 'full'
+    commands = {
+        'extract': f'extract photos -o {full}/e --overlay --model {model}',
+        'match': f'match photos/b.png photos/c.png -o {full}/m.png --model {model}',
+        'export': f'export {model} -o {full}/m.onnx --size 64x48',
+        'engine': f'export {model} --size 64x48 --compute-capability 86 --engines {full}/x',
+        'make-sequences': f'make-sequences photos -o {full}/s --size 128x96',
+        'evaluate': f'evaluate --robustness photos/b.png --model {model} --json {full}/j.json',
+    }
+    script = (
+        'import sys, os\nfrom pathlib import Path\nfrom kp2d_core.cli import main\n'
+        f'Path({str(full)!r}, "filling").write_bytes(bytes(14_000))\n'
+        f'for name, command in {commands!r}.items():\n'
+        '    print(name, main(command.split()), flush=True)\n'
+        f'print([str(p) for p in Path({str(full)!r}).rglob("*") if p.stat().st_size == 0 '
+        'and p.is_file()])\n'
+    )
+    if importlib.util.find_spec('tensorrt_rtx') is None:
+        del commands['engine']
+    result = run_on_full_disk([sys.executable, '-c', script], full, '16k')
+    codes = dict(line.split() for line in result.stdout.splitlines() if line.count(' ') == 1)
+    assert codes == dict.fromkeys(commands, '2'), result.stderr
+    told = [line for line in result.stderr.splitlines() if line.startswith('kp2d ')]
+    assert len(told) == len(commands) and 'Traceback' not in result.stderr
+    assert all('cannot write' in line and 'No space left on device' in line for line in told)
+    assert result.stdout.splitlines()[-1] == '[]'
 
 
 def test_a_reader_that_has_seen_enough():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
+from full_disk import run_on_full_disk
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import command, environment, run, start, write_photographs
@@ -60,20 +59,12 @@ def test_two_trainings_in_one_folder(data, tmp_path):
     [('16k', 'tensorboard'), ('200k', 'state.safetensors')],
 )
 def test_a_full_disk(room, what, data, tmp_path):
-    """A real one: a file system in memory with so much room, for the process alone."""
-    if shutil.which('unshare') is None:
-        pytest.skip('unshare is not installed')
     full = tmp_path / 'full'
-    full.mkdir()
-    mount = ['unshare', '-rm', 'sh', '-c', f'mount -t tmpfs -o size={room} none {full} && "$@"']
-    if subprocess.run([*mount, 'sh', 'true'], capture_output=True).returncode:
-        pytest.skip('this system lets nobody mount')
     every = 'report.checkpoint_minutes=0' if room == '200k' else 'report.checkpoint_minutes=9'
     arguments = command(data, full / 'run', '--steps', '30', settings=[every])
-    result = subprocess.run(
-        [*mount, 'sh', sys.executable, '-m', 'kp2d_core.cli', *arguments],
-        env=environment(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    result = run_on_full_disk(
+        [sys.executable, '-m', 'kp2d_core.cli', *arguments], full, room, env=environment()
+    )
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert f'cannot write {full}/run/{what}: No space left on device' in line
