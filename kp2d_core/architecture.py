@@ -158,7 +158,7 @@ class Architecture:
             Layer('convFaa', (c4 // 4, c3), c4, joins=('convFb', 'conv3b')),
             _last('convFbb', c4, self.descriptor_size, int8='weights'),
             # Score, x, y and the logarithm of sigma.
-            Layer('convDa', (c4,), c4 // 4, int8='weights'),
+            Layer('convDa', (c4,), c4 // 4, kernel=1, int8='weights'),
             _last('convDb', c4 // 4, 4, int8='none'),
         )  # fmt: skip
 
@@ -168,10 +168,10 @@ class Architecture:
         if not self.saliency:
             return ()
         return (
-            Layer('convUa', (c2,), 4 * self.saliency, kernel=1, active=False),
-            Layer('convSa', (self.saliency, c1), self.saliency, joins=('convUa', 'conv1b')),
-            _last('convSb', self.saliency, 1, int8='none'),
-        )
+            Layer('convSa', (c1,), self.saliency), _last('convSb', self.saliency, 1, 'weights'),
+            # Of the second block: 4 values a texel, one for each of its pixels.
+            _last('convSc', c2, 4, 'weights'),
+        )  # fmt: skip
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every entry of the state dict, in the order of the layers."""

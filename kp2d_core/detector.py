@@ -39,7 +39,7 @@ MOST_KEYPOINTS = 2000  # of an image, unless another number is asked for
 MOST_RADIUS = 256  # pixels
 NMS_RADIUS = 3.0  # pixels: each place once
 # Candidates asked for, times the keypoints wanted, by the network's cell: the rest are copies.
-SPARE = {8: 3.0, 4: 1.5}
+SPARE = {8: 3.0, 4: 1.35}
 BATCH_PIXELS = 4 << 20  # that run at once: more take memory, and hardly less time
 
 

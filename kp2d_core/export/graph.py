@@ -274,9 +274,11 @@ class NetworkWriter:
 
     def saliency(self, full: str, half: str) -> str:
         """(B, 1, H, W) as float32."""
-        x = self.join(self.convolve('convUa', half), full, 'salient_features')
-        x = self.convolve('convSb', self.convolve('convSa', x))
-        return self.writer.cast(x, np.float32, 'saliency')
+        w = self.writer
+        fine = self.convolve('convSb', self.convolve('convSa', full))
+        coarse = self.convolve('convSc', half)
+        coarse = w.add('DepthToSpace', [coarse], 'coarse_saliency', blocksize=2, mode='CRD')
+        return w.cast(w.add('Add', [fine, coarse], 'both_saliencies'), np.float32, 'saliency')
 
     def descriptor_features(self, trunk: str, skip: str) -> str:
         """The descriptor head but for its last two layers."""

@@ -168,39 +168,48 @@ def refine_points(
 ) -> str:
     """`networks.geometry.refine` as nodes: (B, 1, H, W) and (B, K, 2) -> (B, K, 2), `name`."""
     height, width = size
-    taps = (2 * REFINE_RADIUS + 1) ** 2
+    y, x = np.mgrid[-REFINE_RADIUS : REFINE_RADIUS + 1, -REFINE_RADIUS : REFINE_RADIUS + 1]
+    window = np.stack([x.ravel(), y.ravel()], -1).astype(np.float32)
+    taps = len(window)
     values = w.add(
         'Reshape', [saliency, w.indices('pixel_list', [0, height * width, 1])], 'saliency_list'
     )
-    y, x = np.mgrid[-REFINE_RADIUS : REFINE_RADIUS + 1, -REFINE_RADIUS : REFINE_RADIUS + 1]
-    window = w.constant('window', np.stack([x.ravel(), y.ravel()], -1).astype(np.float32))
-    last = w.constant('window_end', np.array([width - 1, height - 1], np.float32))
-    zero = w.scalar('window_start', 0)
-    row = w.constant('row_and_column', np.array([1, width], np.float32)[:, None])
-    ones = w.constant('both_axes', np.full((2, 1), -1 / (2 * REFINE_SPREAD**2), np.float32))
-    axis = w.indices('axis_of_window', [2])
+    lowest = w.scalar('first_middle', REFINE_RADIUS)
+    highest = np.array([width - 1, height - 1], np.float32) - REFINE_RADIUS
+    last = w.constant('last_middle', highest)
+    steps = w.constant('step_of_axes', np.array([[1], [width]], np.float32))
+    offsets = w.constant('window_offsets', (window @ [1, width]).astype(np.float32))
+    slopes = [
+        w.constant(f'slope_{axis}', (row / REFINE_SPREAD**2).astype(np.float32))
+        for axis, row in zip('xy', window.T, strict=True)
+    ]
+    squares = (window**2).sum(-1) / (2 * REFINE_SPREAD**2)
+    falloff = w.constant('falloff', squares.astype(np.float32))
+    taken = w.constant('window', window)
     all_taps = w.indices('all_taps', [0, top_k * taps, 1])
-    by_point = w.indices('taps_by_point', [0, top_k, 1, taps])
-    column = w.indices('taps_in_column', [0, top_k, taps, 1])
-    flat = w.indices('point_list', [0, top_k, 2])
+    by_point = w.indices('taps_by_point', [0, top_k, taps])
     for step in range(REFINE_STEPS):
         prefix = f'refine{step}'
-        centre = w.add('Unsqueeze', [points, axis], f'{prefix}.centre')
-        around = w.add('Add', [w.add('Round', [centre], f'{prefix}.pixel'), window], f'{prefix}.a')
-        pixels = w.add('Max', [around, zero], f'{prefix}.low')
-        pixels = w.add('Min', [pixels, last], f'{prefix}.pixels')
-        number = w.add('MatMul', [pixels, row], f'{prefix}.number')
+        middle = w.add('Round', [points], f'{prefix}.rounded')
+        middle = w.add('Max', [middle, lowest], f'{prefix}.low')
+        middle = w.add('Min', [middle, last], f'{prefix}.middle')
+        number = w.add('MatMul', [middle, steps], f'{prefix}.number')
+        number = w.add('Add', [number, offsets], f'{prefix}.numbers')
         index = w.cast(number, np.int64, f'{prefix}.index')
         index = w.add('Reshape', [index, all_taps], f'{prefix}.indices')
         salient = w.add('GatherND', [values, index], f'{prefix}.values', batch_dims=1)
-        salient = w.add('Reshape', [salient, column], f'{prefix}.salient')
-        away = w.add('Sub', [around, centre], f'{prefix}.away')
-        away = w.add('Mul', [away, away], f'{prefix}.squared')
-        near = w.add('MatMul', [away, ones], f'{prefix}.near')
+        salient = w.add('Reshape', [salient, by_point], f'{prefix}.salient')
+        away = w.add('Sub', [points, middle], f'{prefix}.away')
+        # Not as one product: OpenVINO 2026.4 fuses it with the one before, and crashes.
+        parts = [f'{prefix}.away_x', f'{prefix}.away_y']
+        across, down = w.add_many('Split', [away], parts, axis=2)
+        across = w.add('Mul', [across, slopes[0]], f'{prefix}.near_x')
+        down = w.add('Mul', [down, slopes[1]], f'{prefix}.near_y')
+        near = w.add('Add', [across, down], f'{prefix}.near')
+        near = w.add('Sub', [near, falloff], f'{prefix}.nearness')
         logits = w.add('Add', [salient, near], f'{prefix}.logits')
-        logits = w.add('Reshape', [logits, by_point], f'{prefix}.by_point')
-        weights = w.add('Softmax', [logits], f'{prefix}.weights', axis=3)
-        mean = w.add('MatMul', [weights, pixels], f'{prefix}.mean')
+        weights = w.add('Softmax', [logits], f'{prefix}.weights', axis=2)
+        moved = w.add('MatMul', [weights, taken], f'{prefix}.moved')
         is_last = step == REFINE_STEPS - 1
-        points = w.add('Reshape', [mean, flat], name if is_last else f'{prefix}.points')
+        points = w.add('Add', [middle, moved], name if is_last else f'{prefix}.points')
     return points

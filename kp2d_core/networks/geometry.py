@@ -88,14 +88,15 @@ def refine(saliency: Tensor, points: Tensor) -> Tensor:
     height, width = saliency.shape[-2:]
     steps = torch.arange(-REFINE_RADIUS, REFINE_RADIUS + 1, device=points.device)
     window = torch.cartesian_prod(steps, steps).flip(-1).to(points.dtype)  # (T, 2), x fastest
-    last = points.new_tensor([width - 1, height - 1])
+    offsets = (window[:, 1] * width + window[:, 0]).long()
+    falloff = window.square().sum(-1) / (2 * REFINE_SPREAD**2)
+    last = points.new_tensor([width - 1, height - 1]) - REFINE_RADIUS
     values = saliency.flatten(1)
     for _ in range(REFINE_STEPS):
-        around = points.detach().round()[:, :, None] + window
-        pixels = around.clamp_min(0).minimum(last)
-        index = (pixels[..., 1] * width + pixels[..., 0]).long()
+        middle = points.detach().round().clamp_min(REFINE_RADIUS).minimum(last)
+        index = (middle[..., 1] * width + middle[..., 0]).long()[..., None] + offsets
         salient = values.gather(1, index.flatten(1)).view(index.shape)
-        away = (around - points[:, :, None]).square().sum(-1)
-        weights = (salient - away / (2 * REFINE_SPREAD**2)).softmax(-1)
-        points = (weights[..., None] * pixels).sum(2)
+        # The Gaussian around the point, less what is the same for the whole window.
+        nearness = (points - middle) @ window.T / REFINE_SPREAD**2 - falloff
+        points = middle + (salient + nearness).softmax(-1) @ window
     return points

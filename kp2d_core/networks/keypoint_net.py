@@ -82,8 +82,8 @@ class KeyPointNet(nn.Module):
 
     def saliency(self, full: Tensor, half: Tensor) -> Tensor:
         """(B, 1, H, W): where, to the pixel, there is something to be found again."""
-        x = F.pixel_shuffle(self.convolve('convUa', half), 2)
-        return self.convolve('convSb', self.convolve('convSa', torch.cat([x, full], dim=1)))
+        coarse = F.pixel_shuffle(self.convolve('convSc', half), 2)
+        return self.convolve('convSb', self.convolve('convSa', full)) + coarse
 
     def score_head(self, trunk: Tensor) -> Tensor:
         x = self.dropout(self.convolve('convDa', trunk))
