@@ -1,0 +1,118 @@
+"""Losses of distinct, exact points: who owns a place, who is its partner, what is learnt."""
+
+import pytest
+import torch
+
+from kp2d_core.architecture import Architecture
+from kp2d_core.networks import KeyPointNet, Maps
+from kp2d_core.networks.geometry import cell_centres, normalise, refine
+from kp2d_core.training.config import LossConfig
+from kp2d_core.training.place_losses import (
+    flatten_view,
+    invert,
+    nearest_point,
+    one_of_each_block,
+    place_loss,
+)
+
+CELL = 4
+ROWS, COLUMNS = 8, 10
+CONFIG = LossConfig(kind='places', location_score_power=1, match_distance=3.0, relaxation=5.0)
+
+
+def maps(shift: float = 0.0, scores: float = 0.5, seed: int = 0) -> Maps:
+    """A point in the middle of every cell, moved by `shift` px to the right."""
+    random = torch.Generator().manual_seed(seed)
+    points = (
+        cell_centres(ROWS, COLUMNS, CELL, torch.zeros(1))
+        + torch.tensor([shift, 0.0])[None, :, None, None]
+    )
+    plane = torch.full((1, 1, ROWS, COLUMNS), scores)
+    descriptors = torch.randn(1, 16, ROWS, COLUMNS, generator=random)
+    return Maps(plane, points, descriptors, points, torch.ones_like(plane))
+
+
+def test_the_nearest_point_is_that_of_a_cell_around():
+    points = maps(0.5).keypoints.flatten(2).transpose(1, 2)
+    places = torch.tensor([[[9.0, 13.0], [5.6, 1.5]]])
+    distances, chosen = nearest_point(places, points, (ROWS, COLUMNS), CELL)
+    every = torch.cdist(places, points)
+    torch.testing.assert_close(distances, every.min(-1).values)
+    assert torch.equal(chosen, every.argmin(-1))
+
+
+@pytest.mark.parametrize(('shift', 'owned'), [(0.0, True), (2.9, True), (3.1, False)])
+def test_a_cell_owns_what_lies_in_it_or_just_beyond(shift, owned):
+    view = flatten_view(maps(shift), CELL, margin=1.0)
+    assert view.owned.sum() == ((ROWS - 2) * (COLUMNS - 2) if owned else 0)
+
+
+def test_one_of_each_block_is_the_best_or_a_random_one():
+    torch.manual_seed(0)
+    scores = torch.zeros(1, ROWS * COLUMNS)
+    scores[0, 11] = 1.0  # row 1, column 1: in the first block
+    picks = [int(one_of_each_block(scores, (ROWS, COLUMNS))[0, 0]) for _ in range(200)]
+    assert set(picks) == {0, 1, 10, 11}
+    assert 100 < picks.count(11) < 150  # half of the time, and a quarter of the other half
+
+
+def test_the_way_back_is_in_front_of_the_camera():
+    forth = torch.tensor([[[1.1, 0.1, 3], [-0.1, 0.9, 2], [1e-3, 5e-4, -1]]]) * -1
+    back = invert(forth, (32, 40))
+    middle = torch.tensor([19.5, 15.5, 1.0])
+    there = forth[0] @ middle
+    again = back[0] @ (there / there[2])
+    assert again[2] > 0
+    torch.testing.assert_close(again / again[2], middle, atol=1e-3, rtol=0)
+
+
+def test_the_same_view_twice_is_a_perfect_location_and_recall():
+    total, parts = place_loss(maps(), maps(), torch.eye(3)[None], CELL, CONFIG)
+    assert torch.isfinite(total)
+    assert parts['location'] < 1e-5 and parts['agreement'] < 1e-9
+    assert parts['recall'] == 1 and parts['found'] == 1
+
+
+def test_points_that_miss_each_other_are_not_found():
+    moved = torch.eye(3)[None].clone()
+    moved[0, 0, 2] = 2.0  # half a cell: points that stick to the grid are 2 px off
+    _, parts = place_loss(maps(), maps(), moved, CELL, CONFIG)
+    assert parts['location'] == pytest.approx(2.0, abs=1e-3)
+    assert parts['found'] == 0
+
+
+def test_scores_and_sigma_settle_at_what_is_true():
+    """A score that says 'found' costs nothing where all are; sigma is best at the real error."""
+    good = place_loss(maps(scores=0.99), maps(scores=0.99), torch.eye(3)[None], CELL, CONFIG)[1]
+    bad = place_loss(maps(scores=0.01), maps(scores=0.01), torch.eye(3)[None], CELL, CONFIG)[1]
+    assert good['score'] < 0.05 < 4 < bad['score']
+    shifted = torch.eye(3)[None].clone()
+    shifted[0, 0, 2] = 1.0
+    costs = []
+    for sigma in (0.1, 0.5, 3.0):  # the error of 1 px is of two points, two axes: 0.5 each
+        view = maps()._replace(sigma=torch.full((1, 1, ROWS, COLUMNS), sigma))
+        costs.append(place_loss(view, view, shifted, CELL, CONFIG)[1]['sigma'])
+    assert costs[1] < costs[0] and costs[1] < costs[2]
+
+
+def test_refinement_follows_the_image_and_not_the_grid():
+    """Whatever cell a point begins in, it ends on the same peak, between pixels."""
+    y, x = torch.meshgrid(torch.arange(32.0), torch.arange(40.0), indexing='ij')
+    saliency = (-((x - 17.3) ** 2 + (y - 12.6) ** 2))[None, None]
+    begins = torch.tensor([[[15.5, 11.5], [18.5, 14.0], [17.0, 12.0]]])
+    ends = refine(saliency, begins)
+    torch.testing.assert_close(
+        ends, torch.tensor([[[17.3, 12.6]]]).expand(1, 3, 2), atol=0.05, rtol=0
+    )
+
+
+def test_every_layer_learns(photographs):
+    torch.manual_seed(0)
+    network = KeyPointNet(
+        Architecture('tiny', 8, 16, cell=4, context=True, saliency=4), dropout=0.0
+    )
+    image = torch.from_numpy(photographs['astronaut'][100:196, 100:228].copy())[None]
+    found = network(normalise(image))
+    loss, _ = place_loss(found, found, torch.eye(3)[None], CELL, CONFIG)
+    loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in network.parameters())
