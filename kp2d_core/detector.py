@@ -75,7 +75,7 @@ class KeypointDetector:
     ) -> KeypointDetector:
         """A shipped model by name ('small'), a .safetensors file, or an exported .onnx model.
 
-        model      'auto' takes 'v4' where TensorRT runs on a GPU, else 'small'
+        model      'auto' is 'small', on every machine
         runtime    'auto' takes the best that this machine has; see `kp2d info`
         precision  'fp32', 'fp16' or 'int8'; 'auto': int8 with OpenVINO on a CPU that is made for
                    it, fp16 with TensorRT, else fp32; what an exported model has

@@ -23,7 +23,7 @@ from kp2d_core.export.quantization import (
 from kp2d_core.export.source import PRECISIONS, TENSORRT_TOP_K, Profile
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, find_images, read_image
-from kp2d_core.runtimes import available_runtimes, suitable_model
+from kp2d_core.runtimes import DEFAULT_MODEL, available_runtimes
 
 MOST_IMAGES = 64  # to calibrate with; more hardly change the ranges
 
@@ -31,8 +31,8 @@ MOST_IMAGES = 64  # to calibrate with; more hardly change the ranges
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'model', nargs='?', default='auto',
-        help='a shipped model or a .safetensors file (default: what nodes take of themselves, v4 '
-        'for TensorRT engines, else small)',
+        help='a shipped model or a .safetensors file (default: small, as '
+        'nodes take)',
     )  # fmt: skip
     parser.add_argument(
         '-o', '--output', type=Path, metavar='FILE',
@@ -87,8 +87,7 @@ def batch(text: str) -> int | None:
 
 def run(args: argparse.Namespace) -> int:
     engines = bool(args.tensorrt or args.compute_capability)
-    auto = suitable_model('tensorrt' if engines else '')
-    path = find_checkpoint(auto if args.model == 'auto' else args.model)
+    path = find_checkpoint(DEFAULT_MODEL if args.model == 'auto' else args.model)
     checkpoint = load_checkpoint(path)
     profile = profile_of(args, checkpoint.architecture.cell)
     if args.calibrate and profile.precision == 'fp32':

@@ -37,8 +37,7 @@ def describe_machine() -> str:
         checkpoint = load_checkpoint(find_checkpoint(name))
         lines.append(f'  {name:10} {_summary(checkpoint)}')
     statuses = runtimes.available_runtimes()
-    best = next((status.name for status in statuses if status.available), '')
-    lines.append(f'  {"auto":10} {runtimes.suitable_model(best)}, which suits this machine')
+    lines.append(f'  {"auto":10} {runtimes.DEFAULT_MODEL}, on every machine')
     lines += ['', 'runtimes, best first:']
     for status in statuses:
         lines.append(

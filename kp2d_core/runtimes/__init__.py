@@ -16,12 +16,12 @@ from kp2d_core.runtimes.base import Outputs, Runtime, RuntimeStatus
 from kp2d_core.runtimes.cuda import cuda_device
 
 __all__ = [
+    'DEFAULT_MODEL',
     'Outputs',
     'Runtime',
     'RuntimeStatus',
     'available_runtimes',
     'open_runtime',
-    'suitable_model',
     'suitable_precision',
 ]
 
@@ -30,6 +30,9 @@ FASTEST_ON_CUDA = ('tensorrt', 'onnxruntime', 'torch')
 # x86: one instruction multiplies and adds four bytes. Without it int8 gains little.
 INT8_INSTRUCTIONS = {'avx_vnni', 'avx512_vnni', 'amx_int8'}
 TENSORRT_PACKAGES = ('tensorrt', 'tensorrt_rtx')
+
+
+DEFAULT_MODEL = 'small'
 
 
 def open_runtime(
@@ -41,8 +44,9 @@ def open_runtime(
 ) -> Runtime:
     """The runtime of that name with the model loaded; 'auto' takes the best one there is.
 
-    `model` 'auto' is the shipped model that suits the runtime. `precision` 'auto' is the fastest
-    that loses next to nothing there (`suitable_precision`), or what an exported file has.
+    `model` 'auto' is the same shipped model on every machine, so that descriptors and maps
+    transfer. `precision` 'auto' is the fastest that loses next to nothing there
+    (`suitable_precision`), or what an exported file has.
     """
     if threads is not None and threads < 1:
         raise ValueError(f'threads must be 1 or more, got {threads}')
@@ -53,16 +57,11 @@ def open_runtime(
     status = _status(runtime)
     if not status.available:
         raise ValueError(f'runtime {runtime} cannot be used here: {status.detail}')
-    chosen = suitable_model(runtime) if model == 'auto' else model
+    chosen = DEFAULT_MODEL if model == 'auto' else model
     source, why = _source(runtime, chosen, precision)
     opened = open_source_with(runtime, source, threads)
     opened.model, opened.reason = str(chosen), '; '.join(['asked for', *why])
     return opened
-
-
-def suitable_model(runtime: str) -> str:
-    """The shipped model for a runtime: v4 for TensorRT, which has the time for it, else small."""
-    return 'v4' if runtime == 'tensorrt' else 'small'
 
 
 def suitable_precision(runtime: str, int8_ranges: bool) -> str:
@@ -111,7 +110,7 @@ def _open_best(model: str | Path, precision: str, threads: int | None) -> Runtim
         if not status.available:
             passed_over.append(f'{status.name}: {status.detail}')
             continue
-        chosen = suitable_model(status.name) if model == 'auto' else model
+        chosen = DEFAULT_MODEL if model == 'auto' else model
         source, why = _source(status.name, chosen, precision)
         try:
             opened = open_source_with(status.name, source, threads)
