@@ -16,6 +16,7 @@ from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.features import Features
 from kp2d_core.matching import Matches, match
+from kp2d_core.refinement import Refinement, refine_matches
 from kp2d_core.tracking import Tracker, Tracks
 from kp2d_core.version import __version__
 
@@ -24,8 +25,10 @@ __all__ = [
     'FileError',
     'KeypointDetector',
     'Matches',
+    'Refinement',
     'Tracker',
     'Tracks',
     '__version__',
     'match',
+    'refine_matches',
 ]

@@ -128,6 +128,19 @@ def test_the_papers_protocol_counts_copies_and_says_so(data, capsys, tmp_path):
     assert figures['paper'] != figures['exact']
 
 
+def test_refined_matches_have_a_row_of_their_own(data, capsys, tmp_path):
+    arguments = ['evaluate', '--model', 'none', '--baselines', 'orb', '--data', data, '--refine']
+    out, report = tmp_path / 'out.json', tmp_path / 'report'
+    assert main([*arguments, '--json', str(out), '--html', str(report)]) == 0
+    printed = capsys.readouterr().out
+    methods = json.loads(out.read_text())['methods']
+    assert list(methods) == ['orb', 'orb refined']
+    plain, refined = (method['splits']['all'] for method in methods.values())
+    assert refined['error'] < plain['error'] and refined['precision'] > plain['precision']
+    assert re.search(rf'orb refined .* {refined["error"]:.3f} ', printed)
+    assert 'orb refined' in (report / 'index.html').read_text()
+
+
 def test_the_papers_rows_stand_beside_a_sequence_of_its_name(data, tmp_path, capsys):
     (tmp_path / 'v_bark').symlink_to(f'{data}/v_astronaut')
     arguments = ['evaluate', '--model', 'none', '--baselines', 'sift', '--data', str(tmp_path)]

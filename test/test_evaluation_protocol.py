@@ -11,7 +11,7 @@ import pytest
 from sequences import write_sequences
 
 from kp2d_core.errors import FileError
-from kp2d_core.evaluation.hpatches import load_sequences
+from kp2d_core.evaluation.hpatches import load_sequences, select_split
 from kp2d_core.evaluation.methods import BASELINES, baseline
 from kp2d_core.evaluation.metrics import descriptor_distances
 from kp2d_core.evaluation.protocol import METRICS, evaluate, once, split_evaluation
@@ -227,3 +227,21 @@ def test_agreement_with_the_paper(shared_data):
             ]
             for metric in ('repeatability', 'mscore'):
                 assert ours[metric] == pytest.approx(paper[metric], abs=0.03), (name, sequence)
+
+
+def test_refined_matches_are_more_exact(sequences):
+    def coarse(image):
+        """SIFT's points, rounded to whole pixels."""
+        found = baseline('sift')(image)
+        return replace(found, keypoints=np.rint(found.keypoints))
+
+    moved = select_split(sequences, 'viewpoint')  # else rounded points match exactly
+    evaluation = evaluate(coarse, moved, seeds=2, refine=True, name='coarse')
+    before, after = evaluation.mean(), evaluation.refined.mean()
+    assert after['error'] < 0.5 * before['error']
+    assert after['right'] > 0.8 * before['right']
+    assert after['precision'] > before['precision']
+    assert after['auc1'] > before['auc1']
+    for name in ('repeatability', 'localization', 'mscore', 'copies'):
+        assert after[name] == before[name]
+    assert evaluate(coarse, moved).refined is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,17 +86,6 @@ def test_the_distance_is_in_the_pixels_of_the_point():
     assert known.found[5] == 1 and known.found[7] == 0  # 2 px in the first image, 4 in the second
 
 
-@dataclass(frozen=True)
-class WithSigma(Features):
-    sigma: np.ndarray | None = None
-
-    def __getitem__(self, which):
-        return WithSigma(
-            self.keypoints[which], self.scores[which], self.descriptors[which],
-            self.image_size, self.sigma[which],
-        )  # fmt: skip
-
-
 def noisy_pair(truth, times=1.0, count=60):
     """Points off the truth by their sigmas, which are said to be so many times as large."""
     random = np.random.default_rng(0)
@@ -107,7 +96,7 @@ def noisy_pair(truth, times=1.0, count=60):
     descriptors = np.eye(count, dtype=np.float32)
     scores = np.linspace(0.9, 0.1, count).astype(np.float32)
     return [
-        WithSigma(p.astype(np.float32), scores, descriptors, SIZE, times * sigma)
+        Features(p.astype(np.float32), scores, descriptors, SIZE, sigma=times * sigma)
         for p, sigma in zip((first, second), sigmas, strict=True)
     ]
 

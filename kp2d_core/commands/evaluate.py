@@ -13,13 +13,13 @@ from kp2d_core.commands.arguments import (
     size,
     threads,
 )
-from kp2d_core.detector import MOST_RADIUS
+from kp2d_core.detector import MOST_RADIUS, NMS_RADIUS
 from kp2d_core.evaluation.camera_paths import CameraPath, load_camera_path
 from kp2d_core.evaluation.hpatches import TRUTHS, load_sequences, select_split
 from kp2d_core.evaluation.methods import BASELINES, Method, open_methods
 from kp2d_core.evaluation.motion import GAPS, choose_pairs, motion_test
 from kp2d_core.evaluation.plots import Gallery
-from kp2d_core.evaluation.protocol import NMS_RADIUS, Evaluation, Extract, evaluate, once
+from kp2d_core.evaluation.protocol import Evaluation, Extract, evaluate, once
 from kp2d_core.evaluation.reliability import FOUND
 from kp2d_core.evaluation.robustness import robustness, shift_test
 from kp2d_core.evaluation.study import Study, write_json
@@ -43,6 +43,7 @@ examples:
   kp2d evaluate --data hpatches --model small v4 mine.safetensors --baselines sift,orb --html out
   kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
   kp2d evaluate --data hpatches --model small --scales 2,1
+  kp2d evaluate --data hpatches --refine                what aligning patches gains
   kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
   kp2d evaluate --shift photos --robustness photos --baselines sift
   kp2d evaluate --motion kitti/00 tum/fr1_xyz --top-k 1000 --baselines sift orb
@@ -73,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     methods.add_argument('--threads', type=threads, help='CPU threads of a model')
 
     add_scales_argument(methods)
+    methods.add_argument(
+        '--refine', action='store_true',
+        help='a second row for each method: matches refined by aligning the patches around them, '
+        'and those left out that do not align',
+    )  # fmt: skip
 
     data = parser.add_argument_group('on what')
     data.add_argument('--data', type=Path, help='a folder in HPatches layout')
@@ -187,9 +193,15 @@ def run(args: argparse.Namespace) -> int:
     gallery = _gallery(study) if args.html else Gallery({}, study.top_k)
     for method in methods:
         study.methods[method.name] = method.description
+        refined = f'{method.name} refined'
+        if args.refine and (study.sequences or paths):
+            study.methods[refined] = f'{method.description}, matches refined'
         extract = _each_place_once(method.extract, args.nms_radius)
         if study.sequences:
-            study.evaluations[method.name] = _evaluate(method, study, gallery)
+            evaluation = _evaluate(method, study, gallery, args.refine)
+            study.evaluations[method.name] = evaluation
+            if evaluation.refined is not None:
+                study.evaluations[refined] = evaluation.refined
         if shift_photos:
             study.shift[method.name] = shift_test(
                 extract, shift_photos, size=args.size, top_k=args.top_k, progress=True
@@ -198,14 +210,15 @@ def run(args: argparse.Namespace) -> int:
             study.robustness[method.name] = robustness(
                 extract, robustness_photos, size=args.size, top_k=args.top_k, progress=True
             )
-        if paths:
-            study.motion[method.name] = {
+        for name in [method.name, refined][: 1 + args.refine] if paths else []:
+            study.motion[name] = {
                 path.name: motion_test(
                     extract,
                     path,
                     args.gaps,
                     top_k=args.top_k,
                     seeds=args.seeds,
+                    refine=name == refined,
                     progress=True,
                 )
                 for path in paths
@@ -222,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(method: Method, study: Study, gallery: Gallery) -> Evaluation:
+def _evaluate(method: Method, study: Study, gallery: Gallery, refine: bool) -> Evaluation:
     evaluation = evaluate(
         method.extract,
         study.sequences,
@@ -232,6 +245,7 @@ def _evaluate(method: Method, study: Study, gallery: Gallery) -> Evaluation:
         nms_radius=study.nms_radius,
         truth=study.truth,
         found_within=study.found_within,
+        refine=refine,
         progress=True,
         name=method.name,
         watch=lambda pair, result: gallery.add(method.name, pair, result),

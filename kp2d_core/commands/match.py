@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from kp2d_core.commands.arguments import (
@@ -31,9 +34,12 @@ from kp2d_core.exchange import (
     save_hloc_matches,
     save_matches_npz,
 )
+from kp2d_core.features import Features
 from kp2d_core.files import atomic_write
 from kp2d_core.images import read_image
-from kp2d_core.matching import match
+from kp2d_core.matching import Matches, match
+from kp2d_core.refinement import refine_matches
+from kp2d_core.verification import verify
 from kp2d_core.visualize import MOST_LINES, draw_matches, put_caption, write_image
 
 GEOMETRIES = {
@@ -80,6 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         '--threshold', type=real_number(above=0), default=3.0, help='of the verification, in px'
     )
+    group.add_argument(
+        '--refine', action='store_true',
+        help='align the image patches around the matches of two images, to a tenth of a pixel or '
+        'two; what does not align is no inlier',
+    )  # fmt: skip
     add_pair_arguments(parser)
 
 
@@ -88,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
         return match_two(args)
     if args.output is None:
         raise ValueError(f'--format {args.format} needs -o: where to write')
+    if args.refine:
+        raise ValueError('--refine goes with two images: formats have one place for a keypoint, '
+                         'whatever it is matched with')  # fmt: skip
     check_pair_arguments(args)
     images = images_of(args)
     if len(images) < 2:
@@ -111,7 +125,14 @@ def match_two(args: argparse.Namespace) -> int:
     detector = load_detector(args)
     first, second = (detector.detect(image, **detection_options(args)) for image in images)
     options = options_of(args, 'homography')
-    matches = match(first, second, **options)
+    matches, aligned = match(first, second, **options), ''
+    if args.refine:
+        # Refined before it is verified: the geometry then rests on what is exact.
+        matches = match(first, second, **(options | {'verification': 'none'}))
+        refined = refine_matches(*images, first, second, matches)
+        aligned = f'{int(refined.aligned.sum())} aligned, '
+        second = refined.moved(second, matches)
+        matches = verify_some(first, second, matches, refined.aligned, options)
     output = args.output or Path('matches.png')
     picture = draw_matches(*images, first, second, matches)
     inliers = int(matches.inliers.sum())
@@ -119,11 +140,31 @@ def match_two(args: argparse.Namespace) -> int:
     put_caption(picture, f'{inliers} inliers of {len(matches)} matches, {drawn} drawn')
     write_image(output, picture)
     print(
-        f'{len(first)} and {len(second)} keypoints, {len(matches)} matches, '
+        f'{len(first)} and {len(second)} keypoints, {len(matches)} matches, {aligned}'
         f'{inliers} inliers{GEOMETRIES[options["verification"]]}, '
         f'drawn in {output}'
     )
     return 0
+
+
+def verify_some(
+    first: Features,
+    second: Features,
+    matches: Matches,
+    which: NDArray[np.bool_],
+    options: dict[str, Any],
+) -> Matches:
+    """The same matches; inliers are those of them that agree with one geometry."""
+    here, there = matches.indices[which].T
+    agreeing, model = verify(
+        first.keypoints[here],
+        second.keypoints[there],
+        options['verification'],
+        threshold=options['threshold'],
+    )
+    inliers = np.zeros(len(matches), bool)
+    inliers[which] = agreeing
+    return replace(matches, inliers=inliers, model=model)
 
 
 def write_npz(args: argparse.Namespace, named: Named) -> None:

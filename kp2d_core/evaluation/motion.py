@@ -12,11 +12,12 @@ from tqdm import tqdm
 
 from kp2d_core.evaluation.camera_paths import CameraPath
 from kp2d_core.evaluation.metrics import area_under_curve
-from kp2d_core.evaluation.protocol import Extract
-from kp2d_core.features import Features
+from kp2d_core.evaluation.protocol import Extract, View
+from kp2d_core.features import Float, in_order_of_score
 from kp2d_core.geometry import Matrix
-from kp2d_core.images import read_image
+from kp2d_core.images import read_image, size_of
 from kp2d_core.matching import match
+from kp2d_core.refinement import refined_points
 
 GAPS = (1, 2, 5, 10, 20)  # frames between the two of a pair
 PAIRS = 100  # of each gap at most, spread over the path
@@ -70,21 +71,23 @@ def motion_test(
     *,
     top_k: int = 1000,
     seeds: int = 1,
+    refine: bool = False,
     progress: bool = False,
 ) -> list[MotionResult]:
     """Rotation and direction between frames of a path, by mutual matches and essential matrix.
 
     Frames are given at their own size. Lenses are undistorted, with the path's calibration. Each
     pair is estimated `seeds` times, with its matches in another order: estimators are random.
+    With `refine`, of matches that align, at the places that they align at (`refine_matches`).
     """
     pairs = choose_pairs(path, gaps)
     found: dict[int, list[tuple[float, ...]]] = {gap: [] for gap in pairs}
-    kept: dict[int, Features] = {}
+    kept: dict[int, View] = {}
 
-    def features(frame: int) -> Features:
+    def view(frame: int) -> View:
         if frame not in kept:
-            everything = extract(read_image(path.images[frame]))
-            kept[frame] = everything[np.argsort(-everything.scores, kind='stable')[:top_k]]
+            image = read_image(path.images[frame])
+            kept[frame] = View(image, in_order_of_score(extract(image))[:top_k], size_of(image))
         return kept[frame]
 
     total, disable = sum(map(len, pairs.values())), None if progress else True
@@ -93,36 +96,41 @@ def motion_test(
             for passed in [frame for frame in kept if frame < start]:
                 del kept[passed]
             for gap in (gap for gap, starts in pairs.items() if start in starts):
-                views = features(start), features(start + gap)
+                points = _matched(view(start), view(start + gap), refine)
                 truth = path.motion(start, start + gap)
-                found[gap] += _compare(*views, path, truth, seeds)
+                found[gap] += _compare(*points, path, truth, seeds)
                 bar.update()
     return [_summary(gap, len(pairs[gap]), rows) for gap, rows in found.items()]
 
 
+def _matched(first: View, second: View, refine: bool) -> tuple[Float, Float]:
+    """Points of the mutual matches."""
+    matches = match(first.features, second.features)
+    if refine:
+        return refined_points(first.image, second.image, first.features, second.features, matches)
+    here, there = matches.indices.T
+    return first.features.keypoints[here], second.features.keypoints[there]
+
+
 def _compare(
-    first: Features, second: Features, path: CameraPath, truth: Matrix, seeds: int
+    first: Float, second: Float, path: CameraPath, truth: Matrix, seeds: int
 ) -> list[tuple[float, float, float, float]]:
     """Errors of rotation and direction in degrees, matches, inliers; for each seed."""
-    matches = match(first, second).indices
-    a, b = (
-        path.camera.rays(points)
-        for points in (first.keypoints[matches[:, 0]], second.keypoints[matches[:, 1]])
-    )
+    a, b = path.camera.rays(first), path.camera.rays(second)
     placed = np.flatnonzero(np.isfinite(np.hstack([a, b])).all(axis=1))
     rows = []
     for seed in range(seeds):
         order = np.random.default_rng(seed).permutation(placed)
         found = _estimate(a[order], b[order], _THRESHOLD / path.camera.matrix[0, 0])
         if found is None:
-            rows.append((FAILED, FAILED, float(len(matches)), 0.0))
+            rows.append((FAILED, FAILED, float(len(first)), 0.0))
             continue
         rotation, direction, inliers = found
         # Not by the trace: its cosine knows small angles badly.
         turned = 2 * np.arcsin(min(np.linalg.norm(rotation - truth[:3, :3]) / np.sqrt(8), 1))
         along = np.clip(direction @ truth[:3, 3] / np.linalg.norm(truth[:3, 3]), -1, 1)
         errors = np.degrees([turned, np.arccos(along)])
-        rows.append((float(errors[0]), float(errors[1]), float(len(matches)), float(inliers)))
+        rows.append((float(errors[0]), float(errors[1]), float(len(first)), float(inliers)))
     return rows
 
 

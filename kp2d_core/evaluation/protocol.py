@@ -15,15 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from kp2d_core.detector import NMS_RADIUS
 from kp2d_core.evaluation import metrics, reliability
 from kp2d_core.evaluation.hpatches import Sequence, Truth, rescale, select_split
 from kp2d_core.evaluation.reliability import FOUND, Reliability
-from kp2d_core.features import Features, in_order_of_score, select
+from kp2d_core.features import Features, Float, in_order_of_score, select
 from kp2d_core.images import Image, Size, read_image, size_of
+from kp2d_core.matching import Matches
+from kp2d_core.refinement import refined_points
 
 Extract = Callable[[Image], Features]  # an RGB uint8 image in, features in its pixels out
 
-NMS_RADIUS = 3.0  # px, within which a place has one point
 METRICS = ('repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore')  # the paper's
 PLACE_METRICS = ('right', 'error', 'copies')  # what copies cannot flatter
 MORE_METRICS = ('auc1', 'auc3', 'auc5', 'precision', 'inlier_ratio', 'matches')
@@ -77,6 +79,7 @@ class Evaluation:
     milliseconds: list[float] = field(default_factory=list)  # to extract, for each image
     nms_radius: float = NMS_RADIUS
     truth: Truth = 'exact'
+    refined: Evaluation | None = None  # the same with refined matches, if that was asked for
 
     def mean(self) -> dict[str, float]:
         """Every metric, averaged over the pairs; 'error' is the median of all right matches."""
@@ -150,6 +153,7 @@ def evaluate(
     nms_radius: float = NMS_RADIUS,
     truth: Truth = 'exact',
     found_within: float = FOUND,
+    refine: bool = False,
     progress: bool = False,
     name: str = '',
     watch: Callable[[Pair, PairResult], object] | None = None,
@@ -161,10 +165,12 @@ def evaluate(
     nms_radius    px, within which only the best point counts; 0: copies count, as in the paper
     truth         'exact', or 'paper': how homographies are scaled with the images (`rescale`)
     found_within  px, of the reliability of scores
+    refine        evaluate refined matches too, see `Evaluation.refined`
     watch         is called with every pair, for drawings
     """
     check_settings(sequences, size, top_k, seeds, nms_radius)
     results: list[PairResult] = []
+    refined: list[PairResult] = []
     milliseconds: list[float] = []
     images = sum(len(sequence.images) for sequence in sequences)
     with tqdm(total=images, desc=name, unit='image', disable=None if progress else True) as bar:
@@ -182,9 +188,15 @@ def evaluate(
                 exact = rescale(homography, views[1].given, views[number].given, size, truth)
                 pair = Pair(views[1], views[number], exact, sequence.name, number)
                 results.append(evaluate_pair(pair, top_k, seeds, found_within))
+                if refine:
+                    refined.append(refine_pair(pair, results[-1], top_k, seeds))
                 if watch is not None:
                     watch(pair, results[-1])
-    return Evaluation(name, size, top_k, seeds, results, milliseconds, nms_radius, truth)
+    evaluation = Evaluation(name, size, top_k, seeds, results, milliseconds, nms_radius, truth)
+    if refine:
+        after = replace(evaluation, name=f'{name} refined', pairs=refined, milliseconds=[])
+        return replace(evaluation, refined=after)
+    return evaluation
 
 
 def look(
@@ -239,6 +251,35 @@ def evaluate_pair(
         reliability=reliability.reliability(first, second, truth, size, found_within),
         in_sigmas=tuple(map(float, in_sigmas[right])) if len(in_sigmas) else (),
     )
+
+
+def refine_pair(pair: Pair, result: PairResult, top_k: int, seeds: int = 1) -> PairResult:
+    """The same, with what depends on matches from those that align (`refine_matches`)."""
+    first, second, truth = pair.first.features, pair.second.features, pair.first_to_second
+    size = size_of(pair.first.image)
+    points = _refined(pair, *metrics.mutual_matches(first, second, truth, size, top_k))
+    fit = metrics.fit_homographies(*points, truth, size, seeds)
+    correct = metrics.correct_matches(*points, truth)
+    points = _refined(pair, *metrics.mutually_nearest(first[:top_k], second[:top_k]))
+    errors = metrics.match_errors(*points, truth)
+    return replace(
+        result,
+        precision=float(correct.mean()) if len(correct) else 0.0,
+        matches=len(correct),
+        errors=tuple(map(float, errors[errors < metrics.CORRECT])),
+        corner_errors=tuple(map(float, fit.corner_errors)),
+        inlier_ratios=tuple(map(float, fit.inlier_ratios)),
+        reliability=None,
+        in_sigmas=(),
+    )
+
+
+def _refined(pair: Pair, first: Features, second: Features) -> tuple[Float, Float]:
+    """Points of features that are matched row by row."""
+    rows = np.arange(len(first))
+    unverified = np.ones(len(rows), bool)
+    matches = Matches(np.stack([rows, rows], axis=1), np.zeros(len(rows), np.float32), unverified)
+    return refined_points(pair.first.image, pair.second.image, first, second, matches)
 
 
 def _median(errors: Iterable[float]) -> float:

@@ -106,11 +106,10 @@ def in_sigmas(
 
     The first image's sigma is scaled as the homography scales its surroundings.
     """
-    ours, theirs = getattr(first, 'sigma', None), getattr(second, 'sigma', None)
-    if ours is None or theirs is None:
+    if (first.sigma == 1).all() and (second.sigma == 1).all():  # the model has none
         return np.empty(0)
-    scaled = ours * local_scale(first.keypoints, first_to_second)
-    return np.asarray(errors / np.sqrt(np.maximum(scaled**2 + theirs**2, 1e-12)))
+    scaled = first.sigma * local_scale(first.keypoints, first_to_second)
+    return np.asarray(errors / np.sqrt(np.maximum(scaled**2 + second.sigma**2, 1e-12)))
 
 
 def local_scale(points: NDArray[Any], homography: Array) -> NDArray[np.float64]:

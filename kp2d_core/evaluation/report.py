@@ -123,7 +123,8 @@ def _besides_table(evaluations: dict[str, Evaluation]) -> str:
     rows = [_head([*MORE_METRICS], ['ms per image'])]
     for method, evaluation in evaluations.items():
         cells = [_cell(means, method, name) for name in MORE_METRICS]
-        cells.append(f'<td>{evaluation.time():.1f}</td>')
+        time = f'{evaluation.time():.1f}' if evaluation.milliseconds else ''
+        cells.append(f'<td>{time}</td>')
         rows.append(f'<tr><td>{escape(method)}</td>{"".join(cells)}</tr>')
     return _table('besides, over all pairs', rows)
 

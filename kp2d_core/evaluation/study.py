@@ -14,10 +14,10 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from kp2d_core.detector import NMS_RADIUS
 from kp2d_core.evaluation.hpatches import Sequence, Truth
 from kp2d_core.evaluation.motion import MotionResult
 from kp2d_core.evaluation.protocol import (
-    NMS_RADIUS,
     Evaluation,
     PairResult,
     split_evaluation,

@@ -112,7 +112,8 @@ def _besides_block(evaluations: dict[str, Evaluation]) -> str:
 
 
 def _time_line(evaluations: dict[str, Evaluation]) -> str:
-    times = ', '.join(f'{name} {each.time():.1f} ms' for name, each in evaluations.items())
+    timed = {name: each for name, each in evaluations.items() if each.milliseconds}
+    times = ', '.join(f'{name} {each.time():.1f} ms' for name, each in timed.items())
     return f'time per image, median: {times}'
 
 
