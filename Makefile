@@ -50,26 +50,26 @@ lint: $(READY)  ## check style and types
 bench: $(READY)  ## measure the speed of every runtime of this machine
 	$(BIN)/kp2d bench $(ARGS)
 
-# The recipes of kp2d_core/weights/*.md in one go: small views at first, then large ones; v4 out of small.
+# Trains the models that ship: small views at a constant rate, then larger ones while it falls to 0.
 # Stopped at any time, the same command goes on where it was; to begin anew, remove runs/weights.
-SMALL_STEPS ?= 29000 13000  # with small views, with large ones
-V4_STEPS ?= 2000
-LARGE_VIEWS := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
-    --set pairs.short_side='[240, 300]' --set pairs.strong.shift=48 --set optimizer.batch=4
-SMALL_RATES := --set optimizer.learning_rate=0.0003 --set optimizer.kernel_rate=0.006 --set optimizer.warmup_steps=20 --set optimizer.ema=0.995
-V4_RATES := --set optimizer.learning_rate=0.0005 --set optimizer.kernel_rate=0.012 --set optimizer.warmup_steps=50 --set optimizer.ema=0.99
-V4 := --set network.variant=v4 --set network.width=32 --set network.descriptor_size=256
+SMALL_STEPS ?= 30000 8000  # with small views, with large ones
+FAST_STEPS ?= 16000 4000
+BEGIN := --set optimizer.schedule=constant
+FINISH := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
+    --set pairs.short_side='[240, 480]' --set pairs.strong.shift=48 --set optimizer.batch=3 \
+    --set optimizer.learning_rate=0.0005 --set optimizer.kernel_rate=0.015 --set optimizer.warmup_steps=50
 train = $(BIN)/kp2d train --data '$(DATA)' --out runs/weights/$(1) \
-    $(if $(wildcard runs/weights/$(1)/state.safetensors),--resume,--config small --steps $(2))
+    $(if $(wildcard runs/weights/$(1)/state.safetensors),--resume,--config $(2) --steps $(3))
 after = --init runs/weights/$(1)/last.safetensors
 ifneq ($(filter weights,$(MAKECMDGOALS)),)
 $(if $(DATA),,$(error say what to train on: make weights DATA=folder))
 endif
-weights: $(READY)  ## train both models anew, for hours; DATA=folder of photographs
-	$(call train,small-begun,$(word 1,$(SMALL_STEPS)))
-	$(call train,small,$(word 2,$(SMALL_STEPS)) $(LARGE_VIEWS) $(SMALL_RATES) $(call after,small-begun))
-	$(call train,v4,$(V4_STEPS) $(V4) $(LARGE_VIEWS) $(V4_RATES) $(call after,small))
-	@echo 'runs/weights/small/last.safetensors and runs/weights/v4/last.safetensors: --model takes these files'
+weights: $(READY)  ## train the models that ship, for hours; DATA=folder of photographs
+	$(call train,small-begun,small,$(word 1,$(SMALL_STEPS)) $(BEGIN))
+	$(call train,small,small,$(word 2,$(SMALL_STEPS)) $(FINISH) $(call after,small-begun))
+	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN))
+	$(call train,fast,fast,$(word 2,$(FAST_STEPS)) $(FINISH) $(call after,fast-begun))
+	@echo 'runs/weights/small/last.safetensors and runs/weights/fast/last.safetensors: --model takes these files'
 
 clean:  ## remove everything that was made here, the environment too
 	rm -rf $(VENV) build install log dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
