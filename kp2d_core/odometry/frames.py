@@ -69,10 +69,7 @@ def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int)
         seen.append(bearings[placed])
         camera.append(np.full(len(placed), number))
     together = join_features(kept)
-    sigma = getattr(together, 'sigma', None)
-    weight = np.full(len(together), rig.focal)
-    if sigma is not None and len(sigma) == len(together):
-        weight = rig.focal / np.maximum(np.asarray(sigma, np.float64), 1e-3)
+    weight = rig.focal / np.maximum(together.sigma.astype(np.float64), 1e-3)
     return Frame(
         index,
         stamp,

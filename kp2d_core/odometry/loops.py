@@ -9,7 +9,7 @@ import numpy as np
 
 from kp2d_core.features import Float
 from kp2d_core.odometry.frames import Frame, Map
-from kp2d_core.odometry.geometry import Ints, transform
+from kp2d_core.odometry.geometry import Ints, invert, log_rotation, transform
 from kp2d_core.odometry.graph import Edge, relax
 from kp2d_core.odometry.mapping import adjust_frames
 from kp2d_core.odometry.retrieval import Retrieval
@@ -27,6 +27,9 @@ APART = 15  # keyframes between two that may be a loop
 SHARED = 5  # points that both see already: more, and there is no loop to close
 MIN_PAIRS = 20  # points of both that one similarity must bring together
 MIN_SHARE = 0.25  # of the pairs that look alike
+MIN_KNOWN = 0.12  # of the points that one of them sees
+MOST_DRIFT = 0.15  # of the way between them that they may be apart
+MOST_TURN = 40.0  # degrees that they may be turned against each other
 LIMIT = 6.0  # px that they may be off
 STEPS = 12  # of the adjustment of everything
 
@@ -51,6 +54,7 @@ def find_loops(
         retrieval.add(frame.index, _own(frame))
     order = {frame.index: i for i, frame in enumerate(first.keyframes)}
     same = first is second
+    way = _way(first)
     for number, frame in enumerate(second.keyframes):
         tried = 0
         for index, _ in retrieval.query(_own(frame), 40):
@@ -61,10 +65,30 @@ def find_loops(
                 break
             other = first.keyframes[order[index]]
             loop = prove(first, other, second, frame, settings, random)
-            if loop is not None:
+            if loop is not None and (not same or _believable(loop, way)):
                 loops.append(loop)
                 break
     return loops
+
+
+def _way(world: Map) -> dict[int, float]:
+    """How far the camera had gone at each keyframe."""
+    centres = np.array([invert(frame.pose)[:3, 3] for frame in world.keyframes])
+    steps = np.linalg.norm(np.diff(centres, axis=0, prepend=centres[:1]), axis=1)
+    return dict(zip((f.index for f in world.keyframes), np.cumsum(steps).tolist(), strict=True))
+
+
+def _believable(loop: Loop, way: dict[int, float]) -> bool:
+    """Whether the odometry can have drifted as far as the loop says.
+
+    Two places may look the same, such as two doors of one kind.
+    """
+    known = from_pose(loop.first.pose @ invert(loop.second.pose))
+    said = loop.motion.inverse()
+    drift = float(np.linalg.norm(known.translation - said.translation))
+    turn = np.degrees(np.linalg.norm(log_rotation(known.rotation @ said.rotation.T)))
+    gone = way[loop.second.index] - way[loop.first.index]
+    return drift < MOST_DRIFT * gone and turn < MOST_TURN
 
 
 def _own(frame: Frame) -> Float:
@@ -104,7 +128,8 @@ def prove(
     if found is None:
         return None
     motion, good = found
-    if good.sum() < MIN_PAIRS or good.mean() < MIN_SHARE:
+    known = min(len(each) for each in rows)
+    if good.sum() < max(MIN_PAIRS, MIN_KNOWN * known) or good.mean() < MIN_SHARE:
         return None
     return Loop(first, second, motion, (points[0][good], points[1][good]))
 

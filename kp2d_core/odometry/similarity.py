@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kp2d_core.odometry.geometry import Bools, Matrix, exp_rotation, log_rotation, skew
+from kp2d_core.odometry.geometry import Bools, Ints, Matrix, exp_rotation, log_rotation, skew
 
 TRIES = 300  # samples of RANSAC
 
@@ -101,13 +101,9 @@ def find_similarity(
     count = len(sights.first)
     if count < 6:
         return None
-    samples = np.array([random.choice(count, 3, replace=False) for _ in range(TRIES)])
-    best, most = None, 5
-    for candidate in _fits(sights.first[samples], sights.second[samples], with_scale):
-        agree = int((sights.off(candidate) < limit).sum())
-        if agree > most:
-            best, most = candidate, agree
-    if best is None:
+    samples = random.random((TRIES, count)).argpartition(3, axis=1)[:, :3]
+    best = _best_fit(sights, samples, limit, with_scale)
+    if (sights.off(best) < limit).sum() < 6:
         return None
     for _ in range(5):
         good = sights.off(best) < limit
@@ -118,8 +114,9 @@ def find_similarity(
     return best, sights.off(best) < limit
 
 
-def _fits(first: Matrix, second: Matrix, with_scale: bool) -> list[Similarity]:
-    """Umeyama's for many samples (T, 3, 3) at once."""
+def _best_fit(sights: TwoSights, samples: Ints, limit: float, with_scale: bool) -> Similarity:
+    """Of the similarities (Umeyama's) of samples (T, 3), the one that most points agree with."""
+    first, second = sights.first[samples], sights.second[samples]
     a = first - first.mean(axis=1, keepdims=True)
     b = second - second.mean(axis=1, keepdims=True)
     left, sizes, right = np.linalg.svd(b.transpose(0, 2, 1) @ a)
@@ -128,11 +125,15 @@ def _fits(first: Matrix, second: Matrix, with_scale: bool) -> list[Similarity]:
     turns = (left * signs[:, None, :]) @ right
     spread = np.maximum((a**2).sum(axis=(1, 2)), 1e-12)
     scales = (sizes * signs).sum(axis=1) / spread if with_scale else np.ones(len(a))
-    return [
-        Similarity(float(s), r, y.mean(axis=0) - s * r @ x.mean(axis=0))
-        for s, r, x, y in zip(scales, turns, first, second, strict=True)
-        if s > 1e-3
-    ]
+    scales = np.maximum(scales, 1e-3)
+    turns_and_scales = scales[:, None, None] * turns
+    shifts = second.mean(axis=1) - (turns_and_scales @ first.mean(axis=1)[:, :, None])[:, :, 0]
+    eye = turns_and_scales @ sights.first.T + shifts[:, :, None]  # (T, 3, N)
+    with np.errstate(divide='ignore', invalid='ignore'):
+        off = np.hypot(*(eye[:, i] / eye[:, 2] - sights.seen_second[:, i] for i in (0, 1)))
+        agree = ((off < limit) & (eye[:, 2] > 0)).sum(axis=1)
+    best = int(agree.argmax())
+    return Similarity(float(scales[best]), turns[best], shifts[best])
 
 
 def _refined(
