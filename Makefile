@@ -29,7 +29,7 @@ export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
 export FASTDDS_DEFAULT_PROFILES_FILE ?= $(FASTRTPS_DEFAULT_PROFILES_FILE)
 endif
 
-.PHONY: help run test lint bench weights clean
+.PHONY: help run test fuzz lint bench weights clean
 .DEFAULT_GOAL := help
 
 help:  ## list these targets
@@ -41,6 +41,11 @@ run: $(READY)  ## a camera and the keypoint node, with a live page; SOURCE=film.
 
 test: $(READY)  ## run every test
 	$(BIN)/python -m pytest -q $(ARGS)
+
+# The tests look at a few of these examples, always the same; SEED=7 looks at others.
+SEED ?= 0
+fuzz: $(READY)  ## damaged files and wild values for some minutes; SEED=7
+	KP2D_FUZZ=20 $(BIN)/python -m pytest -q test/test_fuzz_*.py --timeout 1800 --hypothesis-seed=$(SEED) $(ARGS)
 
 lint: $(READY)  ## check style and types
 	$(BIN)/ruff check .
@@ -72,7 +77,7 @@ weights: $(READY)  ## train the models that ship, for hours; DATA=folder of phot
 	@echo 'runs/weights/small/last.safetensors and runs/weights/fast/last.safetensors: --model takes these files'
 
 clean:  ## remove everything that was made here, the environment too
-	rm -rf $(VENV) build install log dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) build install log dist out *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A venv of another Python, or of another ROS, is made anew.

@@ -61,7 +61,16 @@ EXTRAS = {
         'ros-diagnostic-msgs~=5.3',
         'ros-std-srvs~=5.3',
     ],
-    'dev': ['pytest', 'pytest-cov', 'pytest-timeout', 'ruff', 'mypy', 'scikit-image', 'yacs'],
+    'dev': [
+        'pytest',
+        'pytest-cov',
+        'pytest-timeout',
+        'hypothesis',
+        'ruff',
+        'mypy',
+        'scikit-image',
+        'yacs',
+    ],
 }
 
 setup(

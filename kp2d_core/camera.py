@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kp2d_core.checks import number, parse_yaml, shown, whole
+from kp2d_core.checks import finite_array, number, parse_yaml, shown, whole
 from kp2d_core.errors import FileError
 from kp2d_core.files import read_text
 from kp2d_core.geometry import Matrix, resize_matrix, scale_matrix, shift_matrix
@@ -63,10 +63,10 @@ class Camera:
         cls, size: Size, matrix: ArrayLike, distortion: ArrayLike = (), model: str | None = None
     ) -> Camera:
         """From arrays. Without a model, the number of coefficients tells which it is."""
-        coefficients = np.ravel(np.asarray(distortion, np.float64)).tolist()
+        coefficients = finite_array(distortion, 'the calibration').ravel().tolist()
         if model is None:
             model = 'plumb_bob' if len(coefficients) <= 5 else 'rational_polynomial'
-        k = np.ravel(np.asarray(matrix, np.float64)).tolist()
+        k = finite_array(matrix, 'the calibration').ravel().tolist()
         return cls(*size, tuple(k), tuple(coefficients), model)
 
     @property

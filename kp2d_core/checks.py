@@ -9,6 +9,7 @@ import reprlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kp2d_core.files import LONGEST_TEXT
 
@@ -59,6 +60,17 @@ def number(
         raise ValueError(f'{name} must be above {above:g}, got {shown(value)}')
     if most is not None and result > most:
         raise ValueError(f'{name} must be at most {most:g}, got {shown(value)}')
+    return result
+
+
+def finite_array(values: Any, name: str) -> NDArray[np.float64]:
+    """The values as an array of finite numbers."""
+    try:
+        result = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f'{name} must hold numbers, got {shown(values)}') from None
+    if not np.isfinite(result).all():
+        raise ValueError(f'{name} holds NaN or infinity')
     return result
 
 
