@@ -9,8 +9,8 @@ import torch
 from models import random_checkpoint, write_random_model
 
 from kp2d_core import FileError, KeypointDetector
+from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise, sample_descriptors
-from kp2d_core.runtimes.torch import network_of
 
 
 @pytest.fixture(scope='module')
@@ -37,7 +37,7 @@ def test_no_limits_gives_every_cell_with_a_score_as_the_paper_evaluates(detector
 
 def test_the_features_are_those_of_the_network(detector, image):
     """Against the network's maps, cell by cell."""
-    network = network_of(random_checkpoint())
+    network = KeyPointNet.from_checkpoint(random_checkpoint())
     with torch.no_grad():
         maps = network(normalise(torch.from_numpy(image.copy())[None]))
         points = maps.keypoints.flatten(2).transpose(1, 2)

@@ -17,7 +17,8 @@ from kp2d_core.export.graph import build_graph
 from kp2d_core.export.quantization import fold, quantized_layers
 from kp2d_core.export.source import Profile, read_exported
 from kp2d_core.images import prepare
-from kp2d_core.runtimes.torch import TorchRuntime, network_of
+from kp2d_core.networks import KeyPointNet
+from kp2d_core.runtimes.torch import TorchRuntime
 
 SIZE = (160, 120)
 
@@ -150,7 +151,7 @@ def test_batch_norm_is_folded_exactly(image):
         pixels - 127.5, torch.from_numpy(weight), torch.from_numpy(bias), padding=1
     )
     with torch.inference_mode():
-        wanted = network_of(checkpoint).conv1a((pixels / 255 - 0.5) * 0.225)
+        wanted = KeyPointNet.from_checkpoint(checkpoint).conv1a((pixels / 255 - 0.5) * 0.225)
     torch.testing.assert_close(folded, wanted, atol=1e-5, rtol=1e-4)
 
 

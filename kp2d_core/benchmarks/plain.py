@@ -10,10 +10,9 @@ from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL
 from kp2d_core.checkpoint import Checkpoint
-from kp2d_core.networks import Maps
+from kp2d_core.networks import KeyPointNet, Maps
 from kp2d_core.networks.geometry import inner_cells, normalise, sample_descriptors, to_grid
 from kp2d_core.runtimes.base import Outputs, with_sigmas
-from kp2d_core.runtimes.torch import network_of
 from kp2d_core.training.config import LossConfig
 from kp2d_core.training.model import TrainingModel
 
@@ -23,7 +22,7 @@ class AuthorsWay:
 
     def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
         torch.set_num_threads(threads)
-        self.network = network_of(checkpoint)
+        self.network = KeyPointNet.from_checkpoint(checkpoint)
 
     @torch.inference_mode()
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:

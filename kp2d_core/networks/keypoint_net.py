@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL, LEAKY_SLOPE, LOG_SIGMA_RANGE, Architecture, Layer
+from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from kp2d_core.networks.geometry import decode_locations, inner_cells, refine
 
 
@@ -25,7 +27,21 @@ class Maps(NamedTuple):
 class KeyPointNet(nn.Module):
     """Scores, locations and a descriptor map from normalised images (B, 3, H, W).
 
-    H and W must be multiples of 8; `normalise` in geometry.py prepares uint8 images.
+    An `nn.Module` like any other: it has no state beside its weights and batch norms, and trains,
+    compiles and moves to a device as they do. H and W must be multiples of 8.
+
+    >>> network = KeyPointNet.from_pretrained('small')  # or KeyPointNet(VARIANTS['small'])
+    >>> maps = network(normalise(images))  # uint8 (B, H, W, 3), or floats in [0, 1] (B, 3, H, W)
+    >>> points = maps.keypoints.flatten(2).transpose(1, 2)  # (B, N, 2) in pixels, one per cell
+    >>> scores = maps.scores.flatten(1)  # (B, N)
+    >>> descriptors = sample_descriptors(maps.descriptors, points, (H, W))  # (B, N, D), unit
+    >>> save_checkpoint('mine.safetensors', network.to_checkpoint())  # for KeypointDetector.load
+
+    `normalise` and `sample_descriptors` are in kp2d_core.networks.geometry, the losses of the
+    paper in kp2d_core.training.losses; examples/train_your_own.py is a whole training loop.
+
+    architecture  one of `architecture.VARIANTS`, or your own; default: V4
+    dropout       share of channels that are dropped while it is in training mode
     """
 
     def __init__(self, architecture: Architecture | None = None, dropout: float = 0.2) -> None:
@@ -35,6 +51,22 @@ class KeyPointNet(nn.Module):
         for name, layer in self.layers.items():
             self.add_module(name, convolution(layer))
         self.dropout = nn.Dropout2d(dropout)
+
+    @classmethod
+    def from_pretrained(cls, model: str | Path, dropout: float = 0.2) -> KeyPointNet:
+        """A shipped model by name, or a .safetensors file; in evaluation mode."""
+        return cls.from_checkpoint(load_checkpoint(find_checkpoint(model)), dropout)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, dropout: float = 0.2) -> KeyPointNet:
+        network = cls(checkpoint.architecture, dropout)
+        network.load_state_dict({k: torch.from_numpy(v) for k, v in checkpoint.weights.items()})
+        return network.eval()
+
+    def to_checkpoint(self, step: int = 0, notes: str = '') -> Checkpoint:
+        """The weights as they are now, for `save_checkpoint`."""
+        weights = {k: v.detach().cpu().contiguous().numpy() for k, v in self.state_dict().items()}
+        return Checkpoint(self.architecture, weights, step=step, notes=notes)
 
     def forward(self, images: Tensor) -> Maps:
         if images.shape[-2] % CELL or images.shape[-1] % CELL:

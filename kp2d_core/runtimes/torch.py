@@ -13,13 +13,6 @@ from kp2d_core.networks.geometry import normalise, sample_descriptors
 from kp2d_core.runtimes.base import Outputs
 
 
-def network_of(checkpoint: Checkpoint) -> KeyPointNet:
-    """The checkpoint as a torch module in evaluation mode."""
-    network = KeyPointNet(checkpoint.architecture)
-    network.load_state_dict({k: torch.from_numpy(v) for k, v in checkpoint.weights.items()})
-    return network.eval()
-
-
 class TorchRuntime:
     name = 'torch'
     fixed_size: Size | None = None
@@ -31,7 +24,7 @@ class TorchRuntime:
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-        self.network = network_of(checkpoint).to(self.device)
+        self.network = KeyPointNet.from_checkpoint(checkpoint).to(self.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.descriptor_size = checkpoint.architecture.descriptor_size
         self.cell = checkpoint.architecture.cell
