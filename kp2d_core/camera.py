@@ -28,6 +28,7 @@ MODELS = {
 }
 NO_ROTATION = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 WIDEST = np.deg2rad(89)  # from the axis; beyond, x / z says nothing
+FOCAL_RANGE = 50.0  # times the image's longer side, either way: beyond, it is a mistake
 FAITHFUL = 0.1  # pixels that an undistorted point may be off when it is distorted again
 _STOP = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 1e-4)  # 5 steps are pixels off
 
@@ -48,8 +49,19 @@ class Camera:
         if not np.isfinite([*self.intrinsics, *self.distortion, *self.rotation]).all():
             raise ValueError('the calibration holds NaN or infinity')
         k = self.intrinsics
-        if len(k) != 9 or k[0] <= 0 or k[4] <= 0 or k[8] != 1.0:
+        if len(k) != 9 or k[0] <= 0 or k[4] <= 0 or any(k[i] for i in (3, 6, 7)) or k[8] != 1.0:
             raise ValueError(f'the K of the calibration is no camera matrix: {list(k)}')
+        side = max(self.width, self.height, 1)
+        if not all(side / FOCAL_RANGE < k[i] < side * FOCAL_RANGE for i in (0, 4)):
+            raise ValueError(
+                f'the focal length {k[0]:g}, {k[4]:g} of the calibration cannot be that of '
+                f'{self.width}x{self.height} images'
+            )
+        if max(abs(k[1]), abs(k[2]), abs(k[5])) > FOCAL_RANGE * side:
+            raise ValueError(f'the K of the calibration has its centre far outside: {list(k)}')
+        turn = np.reshape(self.rotation, (3, 3))
+        if np.abs(turn @ turn.T - np.eye(3)).max() > 0.01:
+            raise ValueError(f'the R of the calibration is no rotation: {list(self.rotation)}')
         if self.model not in MODELS:
             names = ', '.join(name for name in MODELS if name)
             raise ValueError(f'the distortion model {shown(self.model)} is not one of {names}')
@@ -80,6 +92,15 @@ class Camera:
     @property
     def fisheye(self) -> bool:
         return self.model == 'equidistant'
+
+    def shift(self, other: Camera) -> float:
+        """How far pixels lie apart that both cameras see along one ray, at most, in pixels."""
+        x, y = np.meshgrid(
+            [0, self.width / 2, self.width - 1], [0, self.height / 2, self.height - 1]
+        )
+        grid = np.column_stack([x.ravel(), y.ravel()])
+        apart = np.linalg.norm(other.pixels(self.rays(grid)) - grid, axis=1)
+        return float(np.nanmax(apart, initial=0.0))
 
     def of(self, size: Size) -> Camera | None:
         """The camera of images of this size, if it is known."""

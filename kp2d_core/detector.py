@@ -149,6 +149,37 @@ class KeypointDetector:
         ]
         return kept[0] if single else kept
 
+    def prepare(
+        self,
+        size: Size,
+        *,
+        count: int = 1,
+        working_size: Size | int | None = None,
+        scales: Sequence[float] | None = None,
+        max_keypoints: int | None = MOST_KEYPOINTS,
+    ) -> None:
+        """Compile for `count` images of a size at once, so that `detect` need not.
+
+        Another thread may detect meanwhile. `max_keypoints` None: as with a mask, or suppression.
+        """
+        image = np.zeros((size[1], size[0], 3), np.uint8)
+        sizes = self._working_sizes(size, working_size, scales)
+        batches = {len(same) for same in _alike([image] * count, [sizes] * count)}
+        for working in sizes:
+            blank, placement = prepare(image, working)
+            top_k = self._top_k(blank, placement, max_keypoints)
+            for batch in batches:
+                self.runtime.prepare((batch, *blank.shape), top_k)
+
+    def check_size(
+        self,
+        size: Size,
+        working_size: Size | int | None = None,
+        scales: Sequence[float] | None = None,
+    ) -> None:
+        """ValueError in a sentence if `detect` cannot take images of a size."""
+        self._working_sizes(size, working_size, scales)
+
     def _working_sizes(
         self, given: Size, working_size: Size | int | None, scales: Sequence[float] | None
     ) -> list[Size]:
@@ -171,11 +202,8 @@ class KeypointDetector:
     ) -> list[Features]:
         """What the network finds in images of one size, some of it perhaps in the padding."""
         inputs, placements = zip(*(prepare(each, working_size) for each in images), strict=True)
-        placement, (height, width) = placements[0], inputs[0].shape[:2]
-        cell = self.runtime.cell
-        top_k = cells = (height // cell) * (width // cell)
-        if max_keypoints is not None:
-            top_k = min(max_keypoints + points_in_padding(inputs[0], placement, cell), cells)
+        placement = placements[0]
+        top_k = self._top_k(inputs[0], placement, max_keypoints)
         batch = inputs[0][None] if len(inputs) == 1 else np.stack(inputs)
         scale = np.float32(placement.working[0] / placement.given[0])
         return [
@@ -191,6 +219,14 @@ class KeypointDetector:
                 *self.runtime.run(batch, top_k), strict=True
             )
         ]
+
+    def _top_k(self, network_input: Image, placement: Placement, wanted: int | None) -> int:
+        """How many cells to ask for, so that so many are left without the padding's."""
+        (height, width), cell = network_input.shape[:2], self.runtime.cell
+        cells = (height // cell) * (width // cell)
+        if wanted is None:
+            return cells
+        return min(wanted + points_in_padding(network_input, placement, cell), cells)
 
 
 def _alike(images: list[Image], sizes: list[list[Size]]) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""What the node counts and times, and what /diagnostics says of it: figures, advice."""
+"""What the node counts and times, and what it says of itself: figures, and advice."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
-WINDOW = 5.0  # seconds that rates and percentiles look back
+from kp2d_ros.pipeline import Result
+
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 STATUS_SUFFIX = ': keypoints'  # of a status's name, after the node's
+WINDOW = 5.0  # seconds that rates and percentiles look back
 SILENCE = 2.0  # seconds without an image that are worth a warning
+HANG = 5.0  # seconds at one frame, if it usually takes a tenth of that at most
+BLACK = 16  # of 255: the brightest pixel of a covered lens
+STRONG, FEW = 0.3, 20  # a textured image has more keypoints than these few above this score
+REPEAT = 30.0  # seconds after which a problem that lasts is named on the console again
+PROGRESS = 5.0  # seconds between two lines about what takes its time
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,22 @@ class Sample:
     keypoints: int
     matches: int
     inliers: int
+    strong: int = FEW  # keypoints with a score that texture gives
+    black: bool = False
+
+    @classmethod
+    def of(cls, result: Result, finished: float, latency: float) -> Sample:
+        matches = result.tracks.matches if result.tracks is not None else None
+        return cls(
+            finished,
+            latency,
+            result.inference_time,
+            len(result.features),
+            0 if matches is None else len(matches),
+            0 if matches is None else int(matches.inliers.sum()),
+            int(np.count_nonzero(result.features.scores > STRONG)),
+            bool(result.frame.image[::8, ::8].max() <= BLACK),
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +63,8 @@ class Summary:
     keypoints: float = 0.0
     matches: float = 0.0
     inlier_ratio: float = 0.0
+    textureless: float = 0.0  # share of frames with next to no strong keypoints
+    black: float = 0.0  # share of frames
 
 
 class Statistics:
@@ -48,7 +74,7 @@ class Statistics:
     # dropped     a newer frame came before this one's turn
     # skipped     nobody subscribed, or the node was disabled
     # damaged     not a usable image
-    # failed      the model or the publisher failed
+    # failed      the model, or our own code, threw
     # lost        never arrived, by the gaps in the publisher's sequence numbers
     COUNTERS = ('received', 'processed', 'dropped', 'skipped', 'damaged', 'failed', 'lost')
 
@@ -89,6 +115,8 @@ class Statistics:
             keypoints=float(np.mean([sample.keypoints for sample in recent])),
             matches=matches / len(recent),
             inlier_ratio=sum(sample.inliers for sample in recent) / matches if matches else 0.0,
+            textureless=float(np.mean([sample.strong < FEW for sample in recent])),
+            black=float(np.mean([sample.black for sample in recent])),
         )
 
 
@@ -97,7 +125,9 @@ class Health:
     """What the node knows of itself when it reports."""
 
     topic: str
+    middleware: str = ''  # such as rmw_fastrtps_cpp
     active: bool = False
+    active_for: float = SILENCE  # seconds
     enabled: bool = True
     wanted: bool = True  # somebody subscribes
     since_image: float | None = None  # seconds since the last one; None: never
@@ -105,22 +135,113 @@ class Health:
     incompatible: str = ''  # the QoS policy that keeps a publisher from being heard
     bad_camera_info: str = ''  # why the last camera_info cannot be used
     uncalibrated: str = ''  # why there is no calibration for the last frame, though asked for
+    loading: str = ''  # what takes its time at present: 'loading the model', ...
+    loading_for: float = 0.0  # seconds
+    busy_for: float = 0.0  # seconds that the worker has been at one frame
+    refused: str = ''  # settings that cannot be used, and why
     last_problem: str = ''  # the last damaged frame or failure, in a sentence
     model: str = ''  # what runs, and in what
     runtime: str = ''
     resets: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Assessment:
+    level: bytes
+    kind: str  # the same for the same problem, whatever its figures
+    message: str  # the one sentence that matters most
+
+
+def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessment:
+    """`since`: how much the counts have grown since the last report."""
+
+    def say(level: bytes, kind: str, message: str) -> Assessment:
+        return Assessment(level, kind, message)
+
+    topic, received = health.topic, since['received']
+    if not health.active:
+        if health.loading:
+            return say(OK, 'loading', f'{health.loading}, {health.loading_for:.0f} s so far')
+        return say(OK, 'not active', 'not active')
+    if health.busy_for > max(HANG, 10 * summary.inference_p50) and not health.loading:
+        return say(ERROR, 'hangs', f'the model has been at one frame for {health.busy_for:.0f} s '
+                   'and answers nothing: restart the node; if it hangs again, try another '
+                   'runtime')  # fmt: skip
+    if since['failed']:
+        every = not since['processed'] and 'every frame fails'
+        return say(ERROR, 'failed', f'{every or str(since["failed"]) + " frames failed"}: '
+                   f'{health.last_problem}. The log has the traceback; if it is the model, try '
+                   'another runtime, or precision: fp32')  # fmt: skip
+    if since['damaged']:
+        return say(WARN, 'damaged', f'{since["damaged"]} frames were not usable: '
+                   f'{health.last_problem}')  # fmt: skip
+    if health.incompatible:
+        return say(WARN, 'incompatible', f'a publisher of {topic} offers another '
+                   f'{health.incompatible}: set the parameter reliability to auto, or remove its '
+                   'QoS override')  # fmt: skip
+    if health.since_image is None and health.active_for < SILENCE:
+        return say(OK, 'waiting', f'waiting for images on {topic}')
+    if health.since_image is None or health.since_image > SILENCE:
+        if not health.publishers:
+            return say(WARN, 'nobody publishes',
+                       f'nobody publishes {topic}: start the camera, or remap image')  # fmt: skip
+        return say(WARN, 'silence', f'no image on {topic} though it has a publisher: is the '
+                   'camera running, and is image_transport right?')  # fmt: skip
+    if not health.enabled:
+        return say(OK, 'disabled', 'disabled by the service')
+    if not health.wanted:
+        return say(OK, 'idle', 'idle: nobody subscribes')
+    if health.loading and not since['processed']:
+        return say(WARN, 'loading', f'no keypoints yet: {health.loading}, '
+                   f'{health.loading_for:.0f} s so far')  # fmt: skip
+    if health.refused:
+        return say(WARN, 'refused', f'{health.refused}; the settings before it stay in use')
+    if health.bad_camera_info or health.uncalibrated:
+        return say(WARN, 'calibration', health.bad_camera_info or health.uncalibrated)
+    if summary.black > 0.5:
+        return say(WARN, 'black', 'the camera shows black: is the lens covered, is there light, '
+                   'is the exposure right?')  # fmt: skip
+    if summary.textureless > 0.5:
+        return say(
+            WARN,
+            'no texture',
+            'no texture: next to nothing in the image can be '
+            'recognised again. Is it a blank wall, out of focus, or badly exposed?',
+        )
+    arrived = received + since['lost']
+    if since['lost'] > 0.1 * arrived:
+        return say(WARN, 'lost', f'{since["lost"]} of {arrived} frames were lost on the way: '
+                   + against_loss(health.middleware))  # fmt: skip
+    if since['dropped'] > 0.1 * received:
+        return say(OK, 'fast camera', f'{summary.rate:.1f} Hz, the camera is faster: '
+                   f'{since["dropped"]} of {received} frames dropped; a smaller working_size or '
+                   'fewer scales help')  # fmt: skip
+    return say(OK, 'well', f'{summary.rate:.1f} Hz')
+
+
+def against_loss(middleware: str) -> str:
+    """What helps, with the middleware in use."""
+    if 'fastrtps' in middleware:
+        return (
+            "start the camera and this node with this package's Fast DDS profile "
+            '(config/fastdds.xml), or ease the load of this machine'
+        )
+    if 'cyclonedds' in middleware:
+        return (
+            'raise the receive buffer (sysctl net.core.rmem_max=8388608, and '
+            'SocketReceiveBufferSize in CYCLONEDDS_URI), or ease the load of this machine'
+        )
+    if 'zenoh' in middleware:
+        return (
+            'enable shared memory in the Zenoh session configuration, or ease the load of this '
+            'machine'
+        )
+    return 'give the middleware larger buffers, or ease the load of this machine'
+
+
 def status(
-    name: str,
-    health: Health,
-    counts: dict[str, int],
-    summary: Summary,
-    before: dict[str, int],
+    name: str, health: Health, assessment: Assessment, counts: dict[str, int], summary: Summary
 ) -> DiagnosticStatus:
-    """`before`: the counts at the last report; warnings are about what happened since."""
-    since = {key: value - before.get(key, 0) for key, value in counts.items()}
-    level, message = assess(health, since, summary)
     values: dict[str, object] = {
         'image topic': health.topic,
         'rate (Hz)': f'{summary.rate:.2f}',
@@ -132,54 +253,45 @@ def status(
         'inlier ratio': f'{summary.inlier_ratio:.3f}',
         'model': health.model or 'not loaded',
         'runtime': health.runtime or 'not loaded',
+        'middleware': health.middleware,
+        'loading': health.loading or 'nothing',
         **{f'frames {key}': value for key, value in counts.items()},
-        **{f'reset: {reason}': count for reason, count in dict(health.resets).items()},
+        **{f'reset: {reason}': count for reason, count in health.resets.items()},
         'last problem': health.last_problem or 'none',
     }
     return DiagnosticStatus(
-        level=level,
+        level=assessment.level,
         name=name + STATUS_SUFFIX,
-        message=message,
+        message=assessment.message,
         hardware_id=health.topic,
         values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
     )
 
 
-def assess(health: Health, since: dict[str, int], summary: Summary) -> tuple[bytes, str]:
-    """The level and the one sentence that matters most."""
-    if not health.active:
-        return OK, 'not active'
-    if since['failed']:
-        return ERROR, f'{since["failed"]} frames failed: {health.last_problem}'
-    if since['damaged']:
-        return WARN, f'{since["damaged"]} frames were not usable: {health.last_problem}'
-    if health.incompatible:
-        return WARN, (
-            f'a publisher of {health.topic} offers another {health.incompatible}: set the '
-            'parameter reliability to auto'
-        )
-    if health.since_image is None or health.since_image > SILENCE:
-        if not health.publishers:
-            return WARN, f'nobody publishes {health.topic}: start the camera, or remap image'
-        return WARN, (
-            f'no image on {health.topic} though it has a publisher: is the camera running, '
-            'and is image_transport right?'
-        )
-    if not health.enabled:
-        return OK, 'disabled by the service'
-    if not health.wanted:
-        return OK, 'idle: nobody subscribes'
-    if health.bad_camera_info or health.uncalibrated:
-        return WARN, health.bad_camera_info or health.uncalibrated
-    arrived = since['received'] + since['lost']
-    if since['lost'] > 0.1 * arrived:
-        return WARN, (
-            f'{since["lost"]} of {arrived} frames were lost on the way: use the Fast DDS profile '
-            'of this package, or ease the load of this machine'
-        )
-    if since['dropped'] > 0.1 * since['received']:
-        return OK, (
-            f'{summary.rate:.1f} Hz, the camera is faster: {since["dropped"]} of '
-            f'{since["received"]} frames dropped; a smaller working_size or scale helps'
-        )
-    return OK, f'{summary.rate:.1f} Hz'
+class Console:
+    """Says on the console what changes for the worse or the better, and not too often."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+        self._told: dict[str, float] = {}  # kind of problem -> when it was named last
+        self._troubled = False
+
+    def tell(self, assessment: Assessment, now: float | None = None) -> None:
+        now = time.monotonic() if now is None else now
+        kind, loading = assessment.kind, assessment.kind == 'loading'
+        well_again = self._troubled and kind in ('well', 'fast camera')
+        if assessment.level == OK and not loading and not well_again:
+            return
+        pause = PROGRESS if loading else REPEAT
+        if now - self._told.get(kind, -pause) < pause:
+            return
+        self._told[kind] = now
+        self._troubled = not well_again and not loading
+        if loading:
+            self._logger.info(assessment.message)
+        elif well_again:
+            self._logger.info(f'all is well again: {assessment.message}')
+        elif assessment.level == ERROR:
+            self._logger.error(assessment.message)
+        else:
+            self._logger.warning(assessment.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from rclpy.qos import (
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from kp2d_core.camera import Camera, camera_from_info, names_rectified
+from kp2d_core.images import Size
 from kp2d_ros.compat import (
     ClockType,
     SubscriptionEventCallbacks,
@@ -46,7 +48,7 @@ def image_topic(node: Any, settings: Settings, prefix: str = '') -> str:
 
 
 class Input:
-    """Subscribes from its creation until it is closed."""
+    """Hears camera_info from its creation until it is closed, images while it is told to."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Input:
     ) -> None:
         """arrived(arrival) hears of every image."""
         self.camera: Camera | None = None
+        self.size: Size | None = None  # of the images, as camera_info says
         self.last_image: float | None = None  # time.monotonic()
         self.incompatible = ''  # the QoS policy that keeps a publisher from being heard
         self.bad_camera_info = ''  # why the last one cannot be used
@@ -76,54 +79,71 @@ class Input:
         self._follows = settings.reliability == 'auto' and not overridden
         self._kind = Image if settings.image_transport == 'raw' else CompressedImage
         self._info_topic = f'{prefix}camera_info'
+        self._reliable = settings.reliability == 'reliable'
+        self._lock = threading.RLock()  # transitions come from another thread than the timer
+        self._closed = False
         self._image: Any = None
-        self._others: list[Any] = []  # of camera_info
+        self._infos: list[Any] = []
         self._replaced: list[tuple[float, Any]] = []  # when, an image subscription
-        self._timer: Any = None
-        try:
-            reliable = settings.reliability == 'reliable'
-            self._image = self._subscribe(reliable or (self._follows and self._all_reliable()))
-            self._hear_camera_info(DurabilityPolicy.VOLATILE)
-            self._look_at_graph()
-            steady = Clock(clock_type=ClockType.STEADY_TIME)
-            self._timer = node.create_timer(GRAPH_PERIOD, self._look_at_graph, clock=steady)
-        except Exception:
-            self.close()
-            raise
+        self._hear_camera_info(DurabilityPolicy.VOLATILE)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._timer = node.create_timer(GRAPH_PERIOD, self._look_at_graph, clock=steady)
+        self._look_at_graph()
+
+    def hear_images(self) -> None:
+        with self._lock:
+            self._last_sequence, self.last_image, self.incompatible = 0, None, ''
+            self._image = self._subscribe(
+                self._reliable or (self._follows and self._all_reliable())
+            )
+
+    def hear_no_images(self) -> None:
+        with self._lock:
+            for subscription in [self._image, *(s for _, s in self._replaced)]:
+                if subscription is not None:
+                    self._node.destroy_subscription(subscription)
+            self._image, self._replaced = None, []
 
     def publishers(self) -> int:
         """That can be heard."""
-        return publisher_count(self._node, self._image)
-
-    def reliable(self) -> bool:
-        return bool(self._image.qos_profile.reliability == ReliabilityPolicy.RELIABLE)
+        image = self._image
+        return publisher_count(self._node, image) if image is not None else 0
 
     def close(self) -> None:
-        if self._timer is not None:
+        self.hear_no_images()
+        with self._lock:
             self._node.destroy_timer(self._timer)
-        for subscription in [self._image, *self._others, *(s for _, s in self._replaced)]:
-            if subscription is not None:
+            self._closed = True
+            for subscription in self._infos:
                 self._node.destroy_subscription(subscription)
 
     # QoS
 
     def _look_at_graph(self) -> None:
         """Follow publishers that come and go: what they offer decides how they are heard best."""
+        with self._lock:
+            if not self._closed:
+                self._follow()
+
+    def _follow(self) -> None:
         now = time.monotonic()
         while self._replaced and now - self._replaced[0][0] > OVERLAP:
             self._node.destroy_subscription(self._replaced.pop(0)[1])
         publishers = self._node.count_publishers(self.topic)
         if not publishers:
             self.incompatible = ''
-        if self._follows and publishers and self._all_reliable() != self.reliable():
-            # Both for a moment: nothing that is sent meanwhile is missed.
-            self._replaced.append((now, self._image))
-            self._image = self._subscribe(not self.reliable())
+        image = self._image
+        if image is not None and self._follows and publishers:
+            reliable = image.qos_profile.reliability == ReliabilityPolicy.RELIABLE
+            if self._all_reliable() != reliable:
+                # Both for a moment: nothing that is sent meanwhile is missed.
+                self._image = self._subscribe(not reliable)
+                self._replaced.append((now, image))
         infos = self._node.get_publishers_info_by_topic(
             self._node.resolve_topic_name(self._info_topic)
         )
         latched = DurabilityPolicy.TRANSIENT_LOCAL
-        if len(self._others) == 1 and any(i.qos_profile.durability == latched for i in infos):
+        if len(self._infos) == 1 and any(i.qos_profile.durability == latched for i in infos):
             self._hear_camera_info(latched)
 
     def _all_reliable(self) -> bool:
@@ -147,7 +167,7 @@ class Input:
         """Volatile hears every publisher from now on, latched what some have said before."""
         volatile = durability == DurabilityPolicy.VOLATILE
         reliability = ReliabilityPolicy.BEST_EFFORT if volatile else ReliabilityPolicy.RELIABLE
-        self._others.append(
+        self._infos.append(
             self._node.create_subscription(
                 CameraInfo,
                 self._info_topic,
@@ -186,6 +206,7 @@ class Input:
         self._last_sequence = sequence
 
     def _camera_info_arrived(self, message: CameraInfo) -> None:
+        self.size = (message.width, message.height) if message.width else None
         try:
             self.camera = camera_from_info(message, self._rectified)
             self.bad_camera_info = ''

@@ -8,52 +8,56 @@ from collections.abc import Sequence
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock
-from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from rclpy.task import Future
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
+from rclpy.utilities import get_rmw_implementation_identifier
 from std_msgs.msg import Header
 from std_srvs.srv import SetBool, Trigger
 
 from kp2d_core.detector import KeypointDetector
-from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode_compressed
 from kp2d_core.images import read_image
 from kp2d_ros import diagnostics, parameters
 from kp2d_ros.bridge import Decoder, image_decoder
 from kp2d_ros.compat import ClockType, on_parameters
-from kp2d_ros.diagnostics import Health, Statistics
+from kp2d_ros.diagnostics import Console, Health, Statistics
 from kp2d_ros.inputs import QUIET, Input, image_topic
+from kp2d_ros.lifecycle import FAILURE, SUCCESS, PatientLifecycleNode, logged
 from kp2d_ros.messages import Outputs
 from kp2d_ros.pipeline import Pipeline, Result
 from kp2d_ros.process import run_node
-from kp2d_ros.settings import changed
+from kp2d_ros.settings import changed, parse_size
 from kp2d_ros.worker import Arrival, Worker
 
+PATIENCE = 5.0  # seconds that the frame in work may take when the node is to stop
 
-class KeypointNode(LifecycleNode):
+
+class KeypointNode(PatientLifecycleNode):
     """configure loads the model, activate subscribes, deactivate stops, cleanup frees all."""
 
     def __init__(
         self, name: str = 'keypoint_node', *, namespace: str = 'kp2d', **options: Any
     ) -> None:
         super().__init__(name, namespace=namespace, **options)
-        self.finished = Future()  # done with an exit code if it cannot start by itself
         self.statistics = Statistics()
         self._settings = parameters.declare(self)
-        on_parameters(self, parameters.check, self._parameters_changed)
+        on_parameters(self, self._check_parameters, self._parameters_changed)
 
-        self._detector: KeypointDetector | None = None
         self._pipeline: Pipeline | None = None
-        self._mask: Any = None
         self._outputs: Outputs | None = None
         self._worker: Worker | None = None
         self._input: Input | None = None
         self._enabled = True
-        self._health = Health(topic=self.resolve_topic_name(image_topic(self, self._settings)))
+        self._active_since: float | None = None
+        self._loading: tuple[str, float] | None = None  # what, since when
+        self._health = Health(
+            topic=self.resolve_topic_name(image_topic(self, self._settings)),
+            middleware=get_rmw_implementation_identifier(),
+        )
+        self._console = Console(self.get_logger())
         self._reported: dict[str, int] = {}
 
-        self._refuse_impossible_transitions()
         self.create_service(SetBool, 'enable', self._enable)
         self.create_service(Trigger, 'reset_tracks', self._reset_tracks)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
@@ -65,35 +69,53 @@ class KeypointNode(LifecycleNode):
 
     # Lifecycle
 
+    @logged
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         settings = self._settings
+        self._health.topic = self.resolve_topic_name(image_topic(self, settings))
         try:
-            self._detector = KeypointDetector.load(
+            # First of all: camera_info may come while the model is loaded, and tells the size.
+            self._input = Input(
+                self, settings, statistics=self.statistics, arrived=self._frame_arrived
+            )
+            self._loading = 'loading the model', time.monotonic()
+            detector = KeypointDetector.load(
                 settings.model,
                 runtime=settings.runtime,
                 precision=settings.precision,
                 threads=settings.threads or None,
             )
+            mask = read_image(settings.mask).max(axis=2) if settings.mask else None
+            self._pipeline = Pipeline(detector, mask, in_background=True)
+            self._warm_up()
+            runtime = detector.runtime
+            self._outputs = Outputs(self, runtime.model)
         except Exception as error:  # a runtime may fail in ways of its own
-            self.get_logger().error(f'cannot load the model: {error}')
-            return TransitionCallbackReturn.FAILURE
-        try:
-            self._mask = read_image(settings.mask).max(axis=2) if settings.mask else None
-        except FileError as error:
-            self._detector = None
-            self.get_logger().error(f'cannot load the mask: {error}')
-            return TransitionCallbackReturn.FAILURE
-        runtime = self._detector.runtime
+            self._free()
+            if self.context.ok():
+                self.get_logger().error(f'cannot be configured: {error}')
+            return FAILURE
+        finally:
+            self._loading = None
         self._health.model, self._health.runtime = runtime.model, runtime.description
-        self._pipeline = Pipeline(self._detector, self._mask)
-        self._outputs = Outputs(self, runtime.model)
         self.get_logger().info(f'loaded {runtime.model}: {runtime.description}')
         if runtime.problem:
             self.get_logger().warning(f'a better runtime does not work: {runtime.problem}')
-        return TransitionCallbackReturn.SUCCESS
+        return SUCCESS
 
+    def _warm_up(self) -> None:
+        """Compile for the size that images will have, if it is known before they come."""
+        assert self._pipeline is not None and self._input is not None
+        size = parse_size(self._settings.image_size) or self._input.size
+        if size is not None:
+            self._loading = f'compiling the model for {size[0]}x{size[1]} images', time.monotonic()
+            self._pipeline.prepare([size], self._settings)
+            self._loading = None
+
+    @logged
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        assert self._pipeline is not None and self._outputs is not None
+        assert self._pipeline is not None and self._input is not None
+        self._warm_up()
         result = super().on_activate(state)
         decode: Decoder = decode_compressed
         if self._settings.image_transport == 'raw':
@@ -108,100 +130,97 @@ class KeypointNode(LifecycleNode):
             trace=self.get_logger().debug,
             statistics=self.statistics,
         )
-        self._health.resets = self._worker.pipeline.resets
         try:
-            self._input = Input(
-                self, self._settings, statistics=self.statistics, arrived=self._frame_arrived
-            )
-        except Exception as error:  # rclpy would swallow it
-            self._stop()
+            self._input.hear_images()
+        except Exception as error:
             self.get_logger().error(f'cannot subscribe: {error}')
+            self._stop()
             super().on_deactivate(state)
-            return TransitionCallbackReturn.FAILURE
+            return FAILURE
         for name in parameters.unknown_qos_overrides(self):
             self.get_logger().warning(f"no topic has the QoS override '{name}': it has no effect")
-        self._health.active = True
-        self.get_logger().info(f'waiting for images on {self._health.topic}')
+        self._active_since = time.monotonic()
+        self.get_logger().info(f'active: waiting for images on {self._health.topic}')
         return result
 
+    @logged
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._stop()
+        if not self._stop():
+            return FAILURE
         if self._pipeline is not None:
             self._pipeline.reset('deactivated')
+        self.get_logger().info('inactive')
         return super().on_deactivate(state)
 
+    @logged
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._free()
+        self.get_logger().info('cleaned up')
         return super().on_cleanup(state)
 
+    @logged
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._stop()
+        if not self._stop():
+            return FAILURE
         self._free()
+        self.get_logger().info('shut down')
         return super().on_shutdown(state)
 
+    @logged
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """A transition threw: back to unconfigured, with nothing left of it."""
-        self._stop()
+        if not self._stop():
+            return FAILURE
         self._free()
-        return TransitionCallbackReturn.SUCCESS
+        return SUCCESS
 
     def destroy_node(self) -> None:
-        self._stop()
-        self._free()
+        # When the process ends, nobody will see the frame in work.
+        if self._stop(PATIENCE if self.context.ok() else 0.4):
+            self._free()
         super().destroy_node()
-
-    def _refuse_impossible_transitions(self) -> None:
-        """rclpy lets its executor die of a request that the present state has no way for."""
-        service: Any = self._service_change_state
-        change = service.callback
-
-        def change_if_possible(request: Any, response: Any) -> Any:
-            try:
-                return change(request, response)
-            except _rclpy.RCLError as error:
-                self.get_logger().warning(f'transition refused: {error}')
-                response.success = False
-                return response
-
-        service.callback = change_if_possible
 
     def _start(self) -> None:
         self._start_timer.cancel()
-        for transition in (self.trigger_configure, self.trigger_activate):
-            if transition() != TransitionCallbackReturn.SUCCESS:
-                self.finished.set_result(1)
-                return
+        self.start_by_itself()
 
-    def _stop(self) -> None:
-        self._health.active = False
+    def _stop(self, patience: float = PATIENCE) -> bool:
+        """False if the worker is in the middle of a frame and stays there: all is as before."""
+        if self._worker is not None and not self._worker.stop(patience):
+            if self.context.ok():
+                self.get_logger().error(
+                    f'the frame in work is not done after {patience:g} s: it cannot be stopped'
+                )
+            return False
+        self._worker = self._active_since = None
         if self._input is not None:
-            self._input.close()
-        self._input = None
-        if self._worker is not None:
-            # When the process ends, nobody will see the frame in work.
-            self._worker.stop(timeout=60.0 if self.context.ok() else 0.4)
-        self._worker = None
+            self._input.hear_no_images()
+        return True
 
     def _free(self) -> None:
+        if self._input is not None:
+            self._input.close()
         if self._outputs is not None:
             self._outputs.destroy()
-        self._outputs = self._detector = self._pipeline = self._mask = None
+        self._outputs = self._pipeline = self._input = None
         self._health.model = self._health.runtime = ''
 
+    # Frames
+
     def _frame_arrived(self, arrival: Arrival) -> None:
-        wanted = self._outputs is not None and self._outputs.wanted()
-        if self._worker is not None and self._enabled and wanted:
-            self._worker.submit(arrival)
+        worker, outputs = self._worker, self._outputs
+        if worker is not None and outputs is not None and self._enabled and outputs.wanted():
+            worker.submit([arrival])
         else:
             self.statistics.count('skipped')
 
-    # Out
-
-    def _publish(self, result: Result, header: Header) -> None:
-        if self._outputs is not None:
-            self._outputs.publish(
-                result, header, self._settings, lambda: self.statistics.summary().rate
-            )
+    def _publish(self, results: list[Result], headers: list[Header]) -> None:
+        outputs = self._outputs
+        for result, header in zip(results, headers, strict=True):
+            if outputs is not None:
+                outputs.publish(
+                    result, header, self._settings, lambda: self.statistics.summary().rate
+                )
             self._check_calibration(result)
 
     def _check_calibration(self, result: Result) -> None:
@@ -221,35 +240,62 @@ class KeypointNode(LifecycleNode):
     def _problem(self, kind: str, sentence: str) -> None:
         if not self.context.ok():  # the end of the process caught the worker at its work
             return
-        self._health.last_problem = sentence
+        self._health.last_problem = sentence.splitlines()[0]
         if kind == 'failed':
             self.get_logger().error(sentence, throttle_duration_sec=QUIET)
         else:
             self.get_logger().warning(f'frame refused: {sentence}', throttle_duration_sec=QUIET)
 
+    # Diagnostics
+
     def _report(self) -> None:
-        health = self._health
-        health.enabled = self._enabled
-        health.wanted = self._outputs is not None and self._outputs.wanted()
-        if (camera := self._input) is not None:
-            last = camera.last_image
-            health.since_image = None if last is None else time.monotonic() - last
-            health.publishers = camera.publishers()
-            health.incompatible = camera.incompatible
-            health.bad_camera_info = camera.bad_camera_info
+        self._look_after_health()
+        counts, summary = self.statistics.counts(), self.statistics.summary()
+        since = {name: value - self._reported.get(name, 0) for name, value in counts.items()}
+        self._reported = counts
+        assessment = diagnostics.assess(self._health, since, summary)
+        self._console.tell(assessment)
         name = self.get_fully_qualified_name().lstrip('/')
         message = DiagnosticArray()
         message.header.stamp = self.get_clock().now().to_msg()
-        counts, summary = self.statistics.counts(), self.statistics.summary()
-        message.status = [diagnostics.status(name, health, counts, summary, self._reported)]
-        self._reported = counts
+        message.status = [diagnostics.status(name, self._health, assessment, counts, summary)]
         self._diagnostics.publish(message)
+
+    def _look_after_health(self) -> None:
+        health, now = self._health, time.monotonic()
+        # Another thread may change each of them meanwhile.
+        camera, worker, pipeline, outputs = (
+            self._input, self._worker, self._pipeline, self._outputs
+        )  # fmt: skip
+        active_since, loading = self._active_since, self._loading
+        health.active = active_since is not None
+        health.active_for = now - active_since if active_since is not None else 0.0
+        health.enabled = self._enabled
+        health.wanted = outputs is not None and outputs.wanted()
+        if pipeline is not None:
+            health.resets, health.refused = pipeline.resets, pipeline.problem
+            if pipeline.preparing and loading is None:
+                busy = worker.busy_since if worker is not None else None
+                loading = f'compiling the model for {pipeline.preparing}', busy or now
+        health.loading, since = loading if loading is not None else ('', now)
+        health.loading_for = now - since
+        busy_since = worker.busy_since if worker is not None else None
+        health.busy_for = now - busy_since if busy_since is not None else 0.0
+        if camera is not None:
+            last = camera.last_image
+            health.since_image = None if last is None else now - last
+            health.publishers = camera.publishers()
+            health.incompatible = camera.incompatible
+            health.bad_camera_info = camera.bad_camera_info
 
     # Asked for
 
+    def _check_parameters(self, changes: Sequence[Any]) -> SetParametersResult:
+        configured = self._pipeline is not None or self._loading is not None
+        return parameters.check(changes, configured)
+
     def _parameters_changed(self, changes: Sequence[Any]) -> None:
-        known = {change.name: change.value for change in changes}
-        self._settings = changed(self._settings, known)
+        self._settings = changed(self._settings, {each.name: each.value for each in changes})
 
     def _enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
         self._enabled = request.data
@@ -260,10 +306,11 @@ class KeypointNode(LifecycleNode):
     def _reset_tracks(
         self, request: Trigger.Request, response: Trigger.Response
     ) -> Trigger.Response:
-        if self._worker is not None:
-            self._worker.reset()
-        response.success = self._worker is not None
-        response.message = 'tracks begin anew' if response.success else 'the node is not active'
+        worker = self._worker
+        if worker is not None:
+            worker.reset()
+        response.success = worker is not None
+        response.message = 'tracks restart' if response.success else 'the node is not active'
         return response
 
 

@@ -14,7 +14,7 @@ from rcl_interfaces.msg import (
 from rclpy.qos import QoSPolicyKind
 from rclpy.qos_overriding_options import QoSOverridingOptions
 
-from kp2d_ros.settings import TABLE, Entry, Settings, changed
+from kp2d_ros.settings import CONFIGURE, START, TABLE, Entry, Settings, changed
 
 POLICIES = {kind.name: kind for kind in QoSPolicyKind.__members__.values()}
 
@@ -43,7 +43,7 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
     result = ParameterDescriptor(
         name=entry.name,
         description=limits.description,
-        read_only=not limits.live,
+        read_only=limits.when == START,
         additional_constraints=f'one of {", ".join(limits.choices)}'
         if limits.choices
         else limits.values,
@@ -76,11 +76,15 @@ def unknown_qos_overrides(node: Any) -> list[str]:
     return [n for n in given if n.startswith('qos_overrides.') and not node.has_parameter(n)]
 
 
-def check(changes: Iterable[Any]) -> SetParametersResult:
+def check(changes: Iterable[Any], configured: bool) -> SetParametersResult:
     """Refuse bad values with a reason; read-only, type and range are refused by rclpy itself."""
     for change in changes:
         entry = TABLE.get(change.name)
         problem = entry.limits.check(change.name, change.value) if entry is not None else None
+        if entry is not None and entry.limits.when == CONFIGURE and configured:
+            problem = (
+                f'{change.name} cannot change while the node is configured: clean it up first'
+            )
         if problem is not None:
             return SetParametersResult(successful=False, reason=problem)
     return SetParametersResult(successful=True)
@@ -88,7 +92,10 @@ def check(changes: Iterable[Any]) -> SetParametersResult:
 
 def table() -> str:
     """The parameters as a Markdown table, as docs/node.md shows it."""
-    lines = ['| parameter | default | values | live | what it does |', '|---|---|---|---|---|']
+    lines = [
+        '| parameter | default | values | may change | what it does |',
+        '|---|---|---|---|---|',
+    ]
     for entry in TABLE.values():
         limits, value = entry.limits, ros_value(entry.default)
         values = limits.values or type(value).__name__
@@ -96,10 +103,11 @@ def table() -> str:
             values = ', '.join(limits.choices)
         elif limits.range is not None:
             values = f'{limits.range[0]} to {limits.range[1]}'
-        live = 'yes' if limits.live else 'no'
         default = f'`{str(value).lower() if isinstance(value, bool) else value}`'
         default = default if value != '' else 'none'
-        lines.append(f'| `{entry.name}` | {default} | {values} | {live} | {limits.description} |')
+        lines.append(
+            f'| `{entry.name}` | {default} | {values} | {limits.when} | {limits.description} |'
+        )
     return '\n'.join(lines) + '\n'
 
 

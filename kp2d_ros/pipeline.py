@@ -1,17 +1,26 @@
-"""From frame to result, without ROS: features, tracks, rays, and when tracks restart."""
+"""From frames to results, without ROS: features, tracks, rays, and when tracks restart."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from kp2d_core.camera import Camera
 from kp2d_core.detector import KeypointDetector
-from kp2d_core.features import Features, Float
-from kp2d_core.images import Image, Size, size_of
+from kp2d_core.features import Features, Float, select
+from kp2d_core.images import Image, Size, check_image, check_mask, size_of
 from kp2d_core.tracking import Tracker, Tracks
 from kp2d_ros.settings import Settings
+
+THREAD_NAME = 'kp2d compiler'
+AT_ONCE = 0.05  # seconds: what takes no longer is waited for
+PAUSE = 5.0  # seconds before something that could not be compiled is tried again
+DRIFT = 0.02  # of the image's diagonal that a calibration may move from one frame to the next
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,7 @@ class Frame:
     stamp: int  # nanoseconds
     frame_id: str = ''
     camera: Camera | None = None
+    mask: Image | None = None  # keypoints are kept where it is not 0
 
 
 @dataclass(frozen=True)
@@ -39,30 +49,179 @@ class Result:
     total_time: float
 
 
-class Pipeline:
-    """Detects and tracks in one stream of frames. One thread at a time."""
+@dataclass(frozen=True)
+class Work:
+    """What compiled networks depend on."""
 
-    def __init__(self, detector: KeypointDetector, mask: Image | None = None) -> None:
+    sizes: tuple[Size, ...]  # of the images that are detected in at once
+    working_size: int
+    scales: tuple[float, ...]
+    limit: int | None  # keypoints to ask of the network; None: one for each cell
+
+    def __str__(self) -> str:
+        width, height = self.sizes[0]
+        limit = 'all' if self.limit is None else self.limit
+        return f'{width}x{height} images and {limit} keypoints'
+
+
+class Pipeline:
+    """Detects and tracks in the frames of one camera or several. One thread at a time."""
+
+    def __init__(
+        self,
+        detector: KeypointDetector,
+        mask: Image | None = None,
+        *,
+        cameras: int = 1,
+        in_background: bool = False,
+    ) -> None:
+        """in_background: old settings stay in use while the network is compiled for new ones."""
         self.detector = detector
         self.mask = mask
-        self.resets: dict[str, int] = {}  # reason -> how often tracks began anew
+        self._in_background = in_background
+        self.streams = [Stream() for _ in range(cameras)]
+        self.preparing = ''  # what the network is compiled for at present, for people
+        self.problem = ''  # why it could not be compiled for the settings
+        self._ready: Work | None = None  # the last that was compiled
+        self._failed: Work | None = None
+        self._again_at = 0.0  # time.monotonic()
+        self._compiler: threading.Thread | None = None
+
+    @property
+    def resets(self) -> dict[str, int]:
+        """Reason -> how often tracks restarted."""
+        total: dict[str, int] = {}
+        for stream in self.streams:
+            for reason, count in [*stream.resets.items()]:
+                total[reason] = total.get(reason, 0) + count
+        return total
+
+    def check(self, frame: Frame, settings: Settings) -> None:
+        """ValueError in a sentence if the frame cannot be used with these settings."""
+        check_image(frame.image)
+        for mask in (self.mask, frame.mask):
+            if mask is not None:
+                check_mask(mask, size_of(frame.image))
+        self.detector.check_size(
+            size_of(frame.image), settings.working_size or None, settings.scales
+        )
+
+    def process(self, frame: Frame, settings: Settings) -> Result:
+        """A frame of the only camera; ValueError if it cannot be used, tracks are as before."""
+        self.check(frame, settings)
+        return self.process_all([frame], settings)[0]
+
+    def process_all(self, frames: Sequence[Frame], settings: Settings) -> list[Result]:
+        """One frame of each camera, detected in at once; they must be checked."""
+        work = self._prepared(frames, settings)
+        began = time.perf_counter()
+        found = self.detector.detect(
+            [frame.image for frame in frames],
+            working_size=work.working_size or None,
+            scales=work.scales,
+            max_keypoints=work.limit,
+        )
+        features = [
+            select(
+                each,
+                max_keypoints=settings.max_keypoints,
+                score_threshold=settings.score_threshold,
+                nms_radius=settings.nms_radius,
+                mask=self._mask(frame),
+            )
+            for each, frame in zip(found, frames, strict=True)
+        ]
+        spent = time.perf_counter() - began
+        return [
+            stream.follow(frame, each, settings, spent)
+            for stream, frame, each in zip(self.streams, frames, features, strict=True)
+        ]
+
+    def prepare(self, sizes: Sequence[Size], settings: Settings, masked: bool = False) -> None:
+        """Compile and warm up for images of these sizes, before any comes."""
+        blank = [Frame(np.zeros((height, width, 3), np.uint8), 0) for width, height in sizes]
+        if masked:
+            blank = [replace(frame, mask=frame.image[..., 0]) for frame in blank]
+        self._prepared(blank, settings)
+        self.detector.detect(
+            [frame.image for frame in blank],
+            working_size=settings.working_size or None,
+            scales=settings.scales,
+            max_keypoints=self._work(blank, settings).limit,
+        )
+
+    def reset(self, reason: str) -> None:
+        """Forget the tracks; their ids are never given again."""
+        for stream in self.streams:
+            stream.reset(reason)
+
+    def _mask(self, frame: Frame) -> Image | None:
+        if self.mask is None or frame.mask is None:
+            return self.mask if frame.mask is None else frame.mask
+        return np.minimum(self.mask, frame.mask)
+
+    def _work(self, frames: Sequence[Frame], settings: Settings) -> Work:
+        # Masks and suppression drop points after the network ranked them: ask for all then.
+        masked = any(self._mask(frame) is not None for frame in frames)
+        limit = None if masked or settings.nms_radius else settings.max_keypoints
+        sizes = tuple(size_of(frame.image) for frame in frames)
+        return Work(sizes, settings.working_size, settings.scales, limit)
+
+    def _prepared(self, frames: Sequence[Frame], settings: Settings) -> Work:
+        """What is asked for or, while the network is compiled for it, what was before.
+
+        Only the first frame of a size waits for the compiler.
+        """
+        work, ready = self._work(frames, settings), self._ready
+        if work == ready:
+            return work
+        refused = work == self._failed and time.monotonic() < self._again_at
+        if not self._in_background or ready is None or ready.sizes != work.sizes:
+            if not refused:
+                self._compile(work)
+            if self.problem:
+                raise RuntimeError(self.problem)
+            return work
+        compiling = self._compiler is not None and self._compiler.is_alive()
+        if not compiling and not refused:
+            self._compiler = threading.Thread(
+                target=self._compile, args=(work,), name=THREAD_NAME, daemon=True
+            )
+            self._compiler.start()
+            self._compiler.join(AT_ONCE)
+        return work if self._ready == work else ready
+
+    def _compile(self, work: Work) -> None:
+        self.preparing = str(work)
+        try:
+            for size in dict.fromkeys(work.sizes):
+                self.detector.prepare(
+                    size,
+                    count=work.sizes.count(size),
+                    working_size=work.working_size or None,
+                    scales=work.scales,
+                    max_keypoints=work.limit,
+                )
+            self._ready, self._failed, self.problem = work, None, ''
+        except Exception as error:  # whatever a runtime throws: the old network goes on
+            self._failed, self._again_at = work, time.monotonic() + PAUSE
+            self.problem = f'the network cannot be compiled for {work}: {error}'
+        finally:
+            self.preparing = ''
+
+
+class Stream:
+    """The tracks of one camera."""
+
+    def __init__(self) -> None:
+        self.resets: dict[str, int] = {}  # reason -> how often
         self._tracker = Tracker()
         self._previous: Result | None = None
 
-    def process(self, frame: Frame, settings: Settings) -> Result:
-        """ValueError if the image cannot be used; the tracks are then as they were."""
+    def follow(
+        self, frame: Frame, features: Features, settings: Settings, inference_time: float
+    ) -> Result:
         began = time.perf_counter()
-        features = self.detector.detect(
-            frame.image,
-            working_size=settings.working_size or None,
-            scales=settings.scales,
-            max_keypoints=settings.max_keypoints,
-            score_threshold=settings.score_threshold,
-            nms_radius=settings.nms_radius,
-            mask=self.mask,
-        )
-        inference_time = time.perf_counter() - began
-
         reason = self._break_before(frame, settings)
         if reason is not None:
             self.reset(reason)
@@ -70,24 +229,22 @@ class Pipeline:
         tracks, verified_by = None, 'none'
         if settings.track:
             tracks, verified_by = self._track(features, camera, settings)
+        seen_by = camera if camera is not None else nominal_camera(features.image_size)
         result = Result(
             frame=frame,
             features=features,
             tracks=tracks,
             previous=self._previous,
-            rays=(camera or nominal_camera(features.image_size))
-            .rays(features.keypoints)
-            .astype('f4'),
+            rays=np.asarray(seen_by.rays(features.keypoints), np.float32),
             calibrated=camera is not None,
             verified_by=verified_by,
             inference_time=inference_time,
-            total_time=time.perf_counter() - began,
+            total_time=inference_time + time.perf_counter() - began,
         )
         self._previous = replace(result, previous=None)
         return result
 
     def reset(self, reason: str) -> None:
-        """Forget the tracks; their ids are never given again."""
         self._tracker.reset()
         self._previous = None
         self.resets[reason] = self.resets.get(reason, 0) + 1
@@ -101,7 +258,7 @@ class Pipeline:
             return 'image size changed'
         if frame.frame_id != before.frame_id:
             return 'frame_id changed'
-        if frame.camera != before.camera:
+        if differ(frame.camera, before.camera):
             return 'calibration changed'
         if frame.stamp < before.stamp:
             return 'time went backwards'
@@ -124,6 +281,13 @@ class Pipeline:
             **options,
         }
         return self._tracker.update(features), method
+
+
+def differ(first: Camera | None, second: Camera | None) -> bool:
+    """Whether a calibration changed by more than autofocus and the like drift between frames."""
+    if first is None or second is None or first.size != second.size:
+        return first is not second
+    return first != second and first.shift(second) > DRIFT * np.hypot(*first.size)
 
 
 def _verification(settings: Settings, camera: Camera | None) -> tuple[str, dict[str, Any]]:

@@ -11,10 +11,23 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from kp2d_core.detector import MOST_SCALES, SCALE_RANGE, check_scales
-from kp2d_core.images import MINIMUM_SIDE
+from kp2d_core.images import MINIMUM_SIDE, Size
 from kp2d_core.verification import VERIFICATIONS
 
+# When a setting may change: at any time, between two frames; before the node is configured, and
+# again after a cleanup; when the node starts.
+FRAME, CONFIGURE, START = 'any time', 'configure', 'start'
 DESCRIPTOR_FORMATS = ('float32', 'float16', 'int8', 'none')
+
+
+def parse_size(text: str) -> Size | None:
+    """'640x480' -> (640, 480); '' -> None; anything else is a ValueError."""
+    if not text:
+        return None
+    width, _, height = text.partition('x')
+    if not (width.isdecimal() and height.isdecimal()) or not min(int(width), int(height)):
+        raise ValueError(f"image_size must be like 640x480, got '{text}'")
+    return int(width), int(height)
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,7 @@ class Limits:
     description: str
     range: tuple[float, float] | None = None
     choices: tuple[str, ...] = ()
-    live: bool = True  # takes effect with the next frame; else fixed when the node starts
+    when: str = FRAME  # it may change
     smallest: int = 0  # of the values above 0, which stands for 'off'
     values: str = ''  # in words, where neither range nor choices tell
     verify: Callable[[Any], object] | None = None  # raises a ValueError that says what is wrong
@@ -49,8 +62,12 @@ def setting(default: Any, description: str, **limits: Any) -> Any:
     return field(default=default, metadata={'limits': Limits(description, **limits)})
 
 
+def configured(default: Any, description: str, **limits: Any) -> Any:
+    return setting(default, description, when=CONFIGURE, **limits)
+
+
 def fixed(default: Any, description: str, **limits: Any) -> Any:
-    return setting(default, description, live=False, **limits)
+    return setting(default, description, when=START, **limits)
 
 
 @dataclass(frozen=True)
@@ -58,32 +75,39 @@ class Settings:
     """All of them. A frame is processed with one Settings from its beginning to its end."""
 
     # The model.
-    model: str = fixed(
+    model: str = configured(
         'auto',
         'A shipped model, a .safetensors file or an exported model; auto: v4 where TensorRT runs '
         'on a GPU, else small.',
     )
-    runtime: str = fixed('auto', 'What runs the model; `kp2d info` lists what this machine has.')
-    precision: str = fixed(
+    runtime: str = configured(
+        'auto', 'What runs the model; `kp2d info` lists what this machine has.'
+    )
+    precision: str = configured(
         'auto', 'Arithmetic of the model; auto: int8 with OpenVINO on a CPU with VNNI or AMX, '
         'fp16 with TensorRT, else fp32. An exported model has its own.',
         choices=('auto', 'fp32', 'fp16', 'int8'),
     )  # fmt: skip
-    threads: int = fixed(0, 'CPU threads of the runtime; 0: it decides.', range=(0, 256))
+    threads: int = configured(0, 'CPU threads of the runtime; 0: it decides.', range=(0, 256))
     # The input.
-    image_transport: str = fixed(
+    image_size: str = configured(
+        '', 'Size of the images, such as 640x480: the model is compiled for it when the node is '
+        'configured. Empty: as camera_info says, else when the first image comes.',
+        values='WxH, or none', verify=parse_size,
+    )  # fmt: skip
+    image_transport: str = configured(
         'raw', 'Subscribe to image (raw) or image/compressed.', choices=('raw', 'compressed')
     )
-    image_geometry: str = fixed(
+    image_geometry: str = configured(
         'auto', 'Whether images are raw, as K and D of camera_info describe, or rectified, as P '
         'describes; auto: rectified if the topic is named like image_rect.',
         choices=('auto', 'raw', 'rectified'),
     )  # fmt: skip
-    reliability: str = fixed(
+    reliability: str = configured(
         'auto', 'QoS of the image subscription; auto: reliable if all publishers are, else best '
         'effort.', choices=('auto', 'best_effort', 'reliable'),
     )  # fmt: skip
-    mask: str = fixed(
+    mask: str = configured(
         '', 'An image file of the size of the frames; keypoints are kept where it is not 0.'
     )
     managed: bool = fixed(False, 'Wait for lifecycle transitions instead of starting by itself.')

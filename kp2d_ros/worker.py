@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kp2d_core.camera import Camera
+from kp2d_core.images import Image
 from kp2d_ros.bridge import Decoder
 from kp2d_ros.diagnostics import Sample, Statistics
 from kp2d_ros.pipeline import Frame, Pipeline, Result
@@ -36,19 +38,25 @@ class Mailbox(Generic[Item]):
             return replaced
 
     def take(self) -> Item | None:
-        """Wait for an item and take it; None once the box is closed."""
+        """Wait for an item and take it; None while the box is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._item is not None)
+            if self._closed:
+                return None
             item, self._item = self._item, None
-            return None if self._closed else item
+            return item
 
-    def close(self) -> bool:
-        """Wake whoever waits; True if an item was left that nobody will take."""
+    def close(self, closed: bool = True) -> None:
+        """Wake whoever waits. It can be opened again."""
         with self._changed:
-            self._closed = True
+            self._closed = closed
+            self._changed.notify_all()
+
+    def empty(self) -> bool:
+        """Throw away what nobody will take; True if there was something."""
+        with self._changed:
             left = self._item is not None
             self._item = None
-            self._changed.notify_all()
             return left
 
 
@@ -59,10 +67,11 @@ class Arrival:
     message: Any
     arrived: float  # time.monotonic()
     camera: Camera | None
+    mask: Image | None = None
 
 
 class Worker:
-    """Decodes, processes and publishes the newest frame; drops those it has no time for."""
+    """Decodes, processes and publishes the newest frames; drops those it has no time for."""
 
     def __init__(
         self,
@@ -70,88 +79,100 @@ class Worker:
         *,
         decode: Decoder,
         settings: Callable[[], Settings],
-        publish: Callable[[Result, Any], None],
+        publish: Callable[[list[Result], list[Any]], None],
         problem: Callable[[str, str], None],
         trace: Callable[[str], object],
         statistics: Statistics,
     ) -> None:
-        """problem(kind, sentence) hears of every frame that is 'damaged' or has 'failed'.
+        """publish(results, headers) gets what came of the frames, one of each camera.
 
-        trace(sentence) hears how long each step took of each frame that was processed.
+        problem(kind, sentence) hears of frames that were 'damaged', or have 'failed': then with
+        a traceback. trace(sentence) hears how long each step took of what was processed.
         """
         self.pipeline = pipeline
+        self.busy_since: float | None = None  # time.monotonic(); None: it waits for a frame
         self._decode = decode
         self._settings = settings
         self._publish = publish
         self._problem = problem
         self._trace = trace
         self._statistics = statistics
-        self._mailbox: Mailbox[Arrival] = Mailbox()
+        self._mailbox: Mailbox[Sequence[Arrival]] = Mailbox()
         self._reset = threading.Event()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    def submit(self, arrival: Arrival) -> None:
-        if self._mailbox.put(arrival):
-            self._statistics.count('dropped')
+    def submit(self, arrivals: Sequence[Arrival]) -> None:
+        """One image of each camera."""
+        if self._mailbox.put(arrivals):
+            self._statistics.count('dropped', len(arrivals))
 
     def reset(self) -> None:
-        """Tracks begin anew with the next frame."""
+        """Tracks restart with the next frame."""
         self._reset.set()
 
     def stop(self, timeout: float) -> bool:
-        """End after the frame in work; whether it did within `timeout` seconds."""
-        if self._mailbox.close():
-            self._statistics.count('dropped')
+        """End after the frame in work. False if that takes longer: then it goes on as before."""
+        self._mailbox.close()
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            self._mailbox.close(False)
+            return False
+        if self._mailbox.empty():
+            self._statistics.count('dropped', len(self.pipeline.streams))
+        return True
 
     def _run(self) -> None:
-        while (arrival := self._mailbox.take()) is not None:
+        while (arrivals := self._mailbox.take()) is not None:
+            self.busy_since = time.monotonic()
             try:
-                self._work(arrival)
-            except ValueError as error:
-                self._count('damaged', str(error))
-            except Exception as error:  # whatever a runtime throws, the next frame has its chance
-                self._count('failed', f'{type(error).__name__}: {error}')
+                self._work(arrivals)
+            except Exception as error:  # whatever it is, the next frame has its chance
+                self._statistics.count('failed', len(arrivals))
+                self._problem(
+                    'failed', f'{type(error).__name__}: {error}\n{traceback.format_exc()}'
+                )
+            self.busy_since = None
 
-    def _work(self, arrival: Arrival) -> None:
-        message = arrival.message
-        stamp = message.header.stamp
+    def _work(self, arrivals: Sequence[Arrival]) -> None:
         if self._reset.is_set():
             self._reset.clear()
             self.pipeline.reset('asked for')
+        settings = self._settings()
         began = time.monotonic()
-        frame = Frame(
-            image=self._decode(message),
-            stamp=stamp.sec * 10**9 + stamp.nanosec,
-            frame_id=message.header.frame_id,
-            camera=arrival.camera,
-        )
+        try:
+            frames = [self._frame(arrival, settings) for arrival in arrivals]
+        except ValueError as error:
+            self._statistics.count('damaged', len(arrivals))
+            self._problem('damaged', str(error))
+            return
         decoded = time.monotonic()
-        result = self.pipeline.process(frame, self._settings())
+        results = self.pipeline.process_all(frames, settings)
         processed = time.monotonic()
-        self._publish(result, message.header)
+        self._publish(results, [arrival.message.header for arrival in arrivals])
         now = time.monotonic()
+        arrived = max(arrival.arrived for arrival in arrivals)
+        inference = results[0].inference_time
+        tracking = sum(result.total_time - inference for result in results)
         self._trace(
-            f'frame {frame.stamp}: waited {1e3 * (began - arrival.arrived):.2f}, '
+            f'frame {frames[0].stamp}: waited {1e3 * (began - arrived):.2f}, '
             f'decoded {1e3 * (decoded - began):.2f}, '
-            f'detected {1e3 * result.inference_time:.2f}, '
-            f'tracked {1e3 * (result.total_time - result.inference_time):.2f}, '
+            f'detected {1e3 * inference:.2f}, '
+            f'tracked {1e3 * tracking:.2f}, '
             f'published {1e3 * (now - processed):.2f} ms'
         )
-        matches = result.tracks.matches if result.tracks is not None else None
-        self._statistics.add(
-            Sample(
-                finished=now,
-                latency=now - arrival.arrived,
-                inference=result.inference_time,
-                keypoints=len(result.features),
-                matches=0 if matches is None else len(matches),
-                inliers=0 if matches is None else int(matches.inliers.sum()),
-            )
-        )
+        for result in results:
+            self._statistics.add(Sample.of(result, now, now - arrived))
 
-    def _count(self, kind: str, sentence: str) -> None:
-        self._statistics.count(kind)
-        self._problem(kind, sentence)
+    def _frame(self, arrival: Arrival, settings: Settings) -> Frame:
+        """ValueError if its image cannot be used."""
+        header = arrival.message.header
+        frame = Frame(
+            image=self._decode(arrival.message),
+            stamp=header.stamp.sec * 10**9 + header.stamp.nanosec,
+            frame_id=header.frame_id,
+            camera=arrival.camera,
+            mask=arrival.mask,
+        )
+        self.pipeline.check(frame, settings)
+        return frame

@@ -20,8 +20,18 @@ from std_msgs.msg import Header
 
 from kp2d_core import KeypointDetector
 from kp2d_ros import diagnostics
-from kp2d_ros.diagnostics import ERROR, OK, WARN, Health, Sample, Statistics, Summary
-from kp2d_ros.pipeline import Pipeline
+from kp2d_ros.diagnostics import (
+    ERROR,
+    OK,
+    WARN,
+    Assessment,
+    Console,
+    Health,
+    Sample,
+    Statistics,
+    Summary,
+)
+from kp2d_ros.pipeline import Frame, Pipeline
 from kp2d_ros.settings import Settings
 from kp2d_ros.startup import shared_file
 from kp2d_ros.worker import Arrival, Mailbox, Worker
@@ -33,8 +43,13 @@ def test_mailbox_keeps_the_newest():
     assert box.put(2) and box.put(3)
     assert box.take() == 3
     assert not box.put(4)
-    assert box.close()
+    box.close()
     assert box.take() is None
+    box.close(False)
+    assert box.take() == 4  # still there
+    assert not box.empty()
+    box.put(5)
+    assert box.empty() and not box.empty()
 
 
 def test_mailbox_wakes_who_waits():
@@ -46,7 +61,7 @@ def test_mailbox_wakes_who_waits():
     deadline = time.monotonic() + 10
     while not taken and time.monotonic() < deadline and box._item is not None:
         time.sleep(0.01)
-    assert not box.close()
+    box.close()
     reader.join(10)
     assert taken == [7, None]
 
@@ -72,17 +87,19 @@ def test_statistics_of_the_last_seconds():
 
 
 class Moody:
-    """A runtime that runs, and throws when told to."""
+    """A runtime that runs, and throws or hangs when told to."""
 
     def __init__(self, runtime) -> None:
-        self._runtime, self.throws = runtime, False
+        self._runtime, self.throws, self.goes_on = runtime, None, threading.Event()
+        self.goes_on.set()
 
     def __getattr__(self, name):
         return getattr(self._runtime, name)
 
     def run(self, images, top_k):
-        if self.throws:
-            raise RuntimeError('out of memory')
+        self.goes_on.wait(60)
+        if self.throws is not None:
+            raise self.throws
         return self._runtime.run(images, top_k)
 
 
@@ -96,7 +113,7 @@ def work(tmp_path):
         Pipeline(detector),
         decode=lambda message: message.pixels,
         settings=lambda: Settings(max_keypoints=50),
-        publish=lambda result, header: results.append((result, header)),
+        publish=lambda found, headers: results.append((found[0], headers[0])),
         problem=lambda kind, sentence: problems.append((kind, sentence)),
         trace=traces.append,
         statistics=statistics,
@@ -105,13 +122,14 @@ def work(tmp_path):
         worker=worker, runtime=detector.runtime, statistics=statistics,
         results=results, problems=problems, traces=traces,
     )  # fmt: skip
+    detector.runtime.goes_on.set()
     worker.stop(10)
 
 
-def arrival(pixels: np.ndarray, stamp: int = 0) -> Arrival:
+def arrival(pixels: np.ndarray, stamp: int = 0) -> list[Arrival]:
     header = Header(frame_id='camera')
     header.stamp.sec = stamp
-    return Arrival(SimpleNamespace(header=header, pixels=pixels), time.monotonic(), None)
+    return [Arrival(SimpleNamespace(header=header, pixels=pixels), time.monotonic(), None)]
 
 
 def wait(condition) -> None:
@@ -127,18 +145,20 @@ def test_worker_outlives_damage_and_failure(work, photographs):
     wait(lambda: len(work.results) == 1)
     work.worker.submit(arrival(picture.astype(np.float32), 2))
     wait(lambda: len(work.problems) == 1)
-    work.runtime.throws = True
-    work.worker.submit(arrival(picture, 3))
-    wait(lambda: len(work.problems) == 2)
-    work.runtime.throws = False
+    for number, error in enumerate([RuntimeError('out of memory'), ValueError('our own')], 2):
+        work.runtime.throws = error
+        work.worker.submit(arrival(picture, 3))
+        wait(lambda n=number: len(work.problems) == n)
+    work.runtime.throws = None
     work.worker.submit(arrival(picture, 4))
     wait(lambda: len(work.results) == 2)
-    assert [kind for kind, _ in work.problems] == ['damaged', 'failed']
-    assert 'must be uint8' in work.problems[0][1]
-    assert work.problems[1][1] == 'RuntimeError: out of memory'
+    assert [kind for kind, _ in work.problems] == ['damaged', 'failed', 'failed']
+    assert 'must be uint8' in work.problems[0][1] and 'Traceback' not in work.problems[0][1]
+    assert work.problems[1][1].startswith('RuntimeError: out of memory\nTraceback')
+    assert work.problems[2][1].startswith('ValueError: our own\nTraceback')
     wait(lambda: work.statistics.counts()['processed'] == 2)
     counts = work.statistics.counts()
-    assert (counts['damaged'], counts['failed'], counts['dropped']) == (1, 1, 0)
+    assert (counts['damaged'], counts['failed'], counts['dropped']) == (1, 2, 0)
     assert 'frame 4000000000: waited' in work.traces[-1]
 
 
@@ -157,6 +177,20 @@ def test_worker_drops_and_resets_and_stops(work, photographs):
     assert 'asked for' in work.worker.pipeline.resets
 
 
+def test_a_worker_that_hangs_is_not_stopped_and_goes_on(work, photographs):
+    """Nor is another one started beside it, as the node asks before it goes on."""
+    picture = photographs['coffee'][:96, :128]
+    work.runtime.goes_on.clear()
+    work.worker.submit(arrival(picture, 1))
+    wait(lambda: work.worker.busy_since is not None)
+    work.worker.submit(arrival(picture, 2))
+    assert not work.worker.stop(0.2)
+    work.runtime.goes_on.set()
+    wait(lambda: len(work.results) == 2)  # the one that waited, too
+    wait(lambda: work.worker.busy_since is None)
+    assert work.worker.stop(10)
+
+
 QUIET = dict.fromkeys(Statistics.COUNTERS, 0)
 WELL = Health(topic='/image', active=True, since_image=0.1, publishers=1)
 
@@ -166,7 +200,13 @@ WELL = Health(topic='/image', active=True, since_image=0.1, publishers=1)
     [
         (Health('/image'), {}, OK, 'not active'),
         (WELL, {'received': 30}, OK, '12.0 Hz'),
-        (replace(WELL, last_problem='it broke'), {'failed': 1}, ERROR, 'it broke'),
+        (replace(WELL, last_problem='it broke'), {'failed': 1}, ERROR, 'every frame fails: it br'),
+        (WELL, {'failed': 2, 'processed': 9}, ERROR, '2 frames failed'),
+        (replace(WELL, busy_for=9.0), {}, ERROR, 'at one frame for 9 s'),
+        (replace(WELL, busy_for=9.0, loading='compiling'), {}, WARN, 'no keypoints yet: compili'),
+        (replace(WELL, active=False, loading='loading', loading_for=7.0), {}, OK, '7 s so far'),
+        (replace(WELL, since_image=None, active_for=0.5), {}, OK, 'waiting for images'),
+        (replace(WELL, refused='too large'), {}, WARN, 'too large; the settings before it stay'),
         (replace(WELL, last_problem='too small'), {'damaged': 2}, WARN, '2 frames were not us'),
         (replace(WELL, incompatible='RELIABILITY'), {}, WARN, 'reliability to auto'),
         (replace(WELL, since_image=None, publishers=0), {}, WARN, 'nobody publishes /image'),
@@ -175,12 +215,60 @@ WELL = Health(topic='/image', active=True, since_image=0.1, publishers=1)
         (replace(WELL, wanted=False), {}, OK, 'idle'),
         (replace(WELL, uncalibrated='no camera_info'), {}, WARN, 'no camera_info'),
         (WELL, {'received': 20, 'lost': 10}, WARN, '10 of 30 frames were lost'),
+        (replace(WELL, middleware='rmw_fastrtps_cpp'), {'lost': 1}, WARN, 'Fast DDS profile'),
+        (replace(WELL, middleware='rmw_cyclonedds_cpp'), {'lost': 1}, WARN, 'CYCLONEDDS_URI'),
+        (replace(WELL, middleware='rmw_zenoh_cpp'), {'lost': 1}, WARN, 'Zenoh'),
         (WELL, {'received': 30, 'dropped': 25}, OK, 'the camera is faster: 25 of 30'),
     ],
 )
 def test_diagnostics_say_what_matters(health, since, level, words):
-    found, message = diagnostics.assess(health, {**QUIET, **since}, Summary(rate=12.0))
-    assert found == level and words in message
+    found = diagnostics.assess(health, {**QUIET, **since}, Summary(rate=12.0))
+    assert found.level == level and words in found.message
+
+
+def test_what_the_camera_shows_is_judged(photographs):
+    """With the model that ships: black, blank, and a photograph."""
+    pipeline = Pipeline(KeypointDetector.load('small', threads=1))
+    photograph = photographs['coffee'][:240, :320]
+    wall = np.full_like(photograph, 140)
+    for image, words in (
+        (photograph * 0, 'shows black'),
+        (wall, 'no texture'),
+        (photograph, 'Hz'),
+    ):
+        statistics = Statistics()
+        for number in range(3):
+            result = pipeline.process(Frame(image, number), Settings())
+            statistics.add(Sample.of(result, number / 10, 0.1))
+        found = diagnostics.assess(WELL, QUIET, statistics.summary(now=0.3))
+        assert words in found.message
+        assert found.level == (OK if image is photograph else WARN)
+
+
+class Heard:
+    """A logger that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        for kind in ('info', 'warning', 'error'):
+            setattr(self, kind, lambda text, k=kind: self.lines.append(f'{k}: {text}'))
+
+
+def test_the_console_hears_of_changes_and_not_too_often():
+    heard = Heard()
+    console = Console(heard)
+    well, lost = Assessment(OK, 'well', '9 Hz'), Assessment(WARN, 'lost', '3 of 9')
+    broken = Assessment(ERROR, 'failed', 'it broke')
+    console.tell(well, 0.0)
+    assert heard.lines == []
+    for now in range(1, 40):
+        console.tell(lost if now % 2 else well, float(now))
+    console.tell(broken, 40.0)
+    console.tell(well, 80.0)
+    assert heard.lines == [
+        'warning: 3 of 9', 'info: all is well again: 9 Hz', 'warning: 3 of 9',
+        'info: all is well again: 9 Hz', 'error: it broke', 'info: all is well again: 9 Hz',
+    ]  # fmt: skip
 
 
 def test_shared_files_are_found():

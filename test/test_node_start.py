@@ -82,7 +82,7 @@ def test_bad_parameters_at_the_start_are_named(domain, model, tmp_path):
 def test_what_keeps_it_from_starting_is_said(domain, model, tmp_path):
     for number, (arguments, values, sentence) in enumerate(
         [
-            ([], {'mask': tmp_path / 'none.png'}, 'cannot load the mask: cannot read'),
+            ([], {'mask': tmp_path / 'none.png'}, 'cannot be configured: cannot read'),
             (['-r', 'camera_info:=image'], {}, 'cannot subscribe: '),
             (['--params-file', 'nowhere.yaml'], {}, 'nowhere.yaml'),
         ]

@@ -23,7 +23,7 @@ from kp2d_core.tracking import Tracker
 from kp2d_ros.clouds import read_points
 from kp2d_ros.messages import KEYPOINT_FIELDS, LATCHED, LAYOUT, keypoints_from_cloud
 from kp2d_ros.parameters import ros_value
-from kp2d_ros.settings import TABLE
+from kp2d_ros.settings import FRAME, START, TABLE
 
 DOMAIN = new_domain()
 NODE = '/kp2d/keypoint_node'
@@ -70,7 +70,7 @@ def clock(robot, node):
     """Stamps that go on, and parameters that are reset after the test."""
     robot.call(Trigger, '/kp2d/reset_tracks', Trigger.Request())
     yield iter(np.arange(time.time(), time.time() + 1e4, 0.1))
-    changed = [p for p in TABLE.values() if p.limits.live and p.name != 'max_keypoints']
+    changed = [p for p in TABLE.values() if p.limits.when == FRAME and p.name != 'max_keypoints']
     answer = set_parameters(
         robot, **{p.name: ros_value(p.default) for p in changed}, max_keypoints=150
     )
@@ -248,7 +248,8 @@ def test_bad_parameters_are_refused_with_a_reason(robot, images, keypoints, phot
     assert 'out of range' in refused(robot, nms_radius=float('nan'))
     assert '0 or at least 24' in refused(robot, working_size=10)
     assert '1 to 4 different numbers' in refused(robot, scales=[1.0, 9.0])
-    assert 'read-only' in refused(robot, model='other').lower()
+    assert 'read-only' in refused(robot, managed=True).lower()
+    assert 'clean it up first' in refused(robot, model='other')
     assert 'type' in refused(robot, max_keypoints='many').lower()
     answer = robot.exchange(images, image_message(view(photograph), next(clock)), keypoints)
     assert answer.width == 150
@@ -263,7 +264,7 @@ def test_parameters_are_described(robot, node):
     )
     for parameter, descriptor in zip(TABLE.values(), described.descriptors, strict=True):
         assert descriptor.description == parameter.limits.description
-        assert descriptor.read_only != parameter.limits.live
+        assert descriptor.read_only == (parameter.limits.when == START)
         has_range = bool(descriptor.integer_range or descriptor.floating_point_range)
         assert has_range == (parameter.limits.range is not None)
     values = robot.call(

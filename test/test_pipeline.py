@@ -1,5 +1,7 @@
 """From frame to result without ROS: tracks, when they begin anew, calibrated geometry."""
 
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -156,6 +158,74 @@ def test_how_long_a_track_is_waited_for(detector, views, max_missed):
     ]
     back = np.isin(seen[3].ids, seen[1].ids).mean()
     assert (back > 0.5) == (max_missed > 0), back
+
+
+class Slow:
+    """A runtime whose compiler waits to be let go on; torch itself compiles nothing."""
+
+    def __init__(self, runtime) -> None:
+        self._runtime, self.goes_on, self.asked = runtime, threading.Event(), []
+
+    def __getattr__(self, name):
+        return getattr(self._runtime, name)
+
+    def prepare(self, shape, top_k):
+        self.asked.append((shape, top_k))
+        if not self.goes_on.wait(30):
+            raise RuntimeError('it was never let go on')
+
+
+def test_settings_wait_for_the_compiler_and_frames_do_not(detector, views):
+    slow = KeypointDetector(Slow(detector.runtime))
+    slow.runtime.goes_on.set()
+    pipeline = Pipeline(slow, in_background=True)
+    assert len(pipeline.process(frame(views[0], 0.0), SETTINGS).features) == 150
+    slow.runtime.goes_on.clear()
+    more = replace(SETTINGS, max_keypoints=200)
+    for number in range(3):
+        result = pipeline.process(frame(views[0], 0.1 * number), more)
+        assert len(result.features) == 150 and '200 keypoints' in pipeline.preparing
+    fewer = pipeline.process(frame(views[0], 0.4), replace(SETTINGS, max_keypoints=20))
+    assert len(fewer.features) == 20  # takes no compiler
+    slow.runtime.goes_on.set()
+    end = time.monotonic() + 30
+    while len(pipeline.process(frame(views[0], 0.5), more).features) < 200:
+        assert time.monotonic() < end
+    assert pipeline.preparing == '' and pipeline.resets == {}
+    assert slow.runtime.asked.count(((1, 120, 160, 3), 200)) == 1
+
+
+def test_settings_that_cannot_be_compiled_leave_the_old_ones_in_use(detector, views):
+    class Short(Slow):
+        def prepare(self, shape, top_k):
+            if top_k > 150:
+                raise RuntimeError('out of memory')
+
+    pipeline = Pipeline(KeypointDetector(Short(detector.runtime)), in_background=True)
+    pipeline.process(frame(views[0], 0.0), SETTINGS)
+    more = replace(SETTINGS, max_keypoints=200)
+    end = time.monotonic() + 30
+    while 'out of memory' not in pipeline.problem:
+        assert len(pipeline.process(frame(views[0], 0.1), more).features) == 150
+        assert time.monotonic() < end
+    assert len(pipeline.process(frame(views[0], 0.2), more).features) == 150
+    with pytest.raises(RuntimeError, match='cannot be compiled for 160x96 images'):
+        pipeline.process(frame(views[0][:96], 0.3), more)
+
+
+def test_tracks_survive_intrinsics_that_drift(detector, views):
+    def camera(focal: float) -> Camera:
+        return Camera(*SIZE, (focal, 0, 80, 0, focal, 60, 0, 0, 1))
+
+    pipeline = Pipeline(detector)
+    for number, focal in enumerate([150, 150.4, 151, 149, 148.5]):
+        result = pipeline.process(frame(views[0], number / 10, camera=camera(focal)), SETTINGS)
+    assert pipeline.resets == {} and (result.tracks.ages == 4).mean() > 0.9
+    np.testing.assert_allclose(
+        result.rays * 148.5 + [80, 60], result.features.keypoints, atol=1e-3
+    )
+    pipeline.process(frame(views[0], 0.6, camera=camera(170)), SETTINGS)
+    assert pipeline.resets == {'calibration changed': 1}
 
 
 def test_an_unusable_image_changes_nothing(detector, views):

@@ -114,13 +114,39 @@ def test_outputs_outlive_the_next_run(runtime, models, photographs):
 
 def test_only_a_few_compiled_profiles_are_kept(models, photographs):
     tested = open_runtime(models['small'], runtime='onnxruntime', threads=1)
-    image = prepare(photographs['coffee'], (64, 48))[0][None]
-    for top_k in range(1, KEPT + 3):
-        tested.run(image, top_k)
-    assert [profile.top_k for profile in tested._compiled] == list(range(3, KEPT + 3))
-    tested.run(image, 3)  # used again: now the last to go
-    tested.run(image, 20)
-    assert 3 in [profile.top_k for profile in tested._compiled]
+
+    def run(width: int) -> list[int]:
+        """The widths of what is kept then."""
+        tested.run(prepare(photographs['coffee'], (width, 48))[0][None], 9)
+        return [profile.width for profile in tested._compiled]
+
+    widths = [64 + 8 * step for step in range(KEPT + 2)]
+    for width in widths:
+        kept = run(width)
+    assert kept == widths[2:]
+    run(widths[2])  # used again: now the last to go
+    assert widths[2] in run(640)
+
+
+@pytest.mark.parametrize('runtime', COMPILED)
+def test_fewer_keypoints_need_no_new_graph(runtime, models, photographs):
+    tested = open_runtime(models['small'], runtime=runtime, threads=1)
+    image = prepare(photographs['coffee'], (96, 72))[0][None]
+
+    def compiled() -> list[int]:
+        return [profile.top_k for profile in tested._compiled]
+
+    forty = tested.run(image, 40)
+    seven = tested.run(image, 7)
+    assert compiled() == [40]
+    for few, all_of_them in zip(seven, forty, strict=True):
+        np.testing.assert_array_equal(few, all_of_them[:, :7])
+    tested.run(image, 60)
+    assert compiled() == [60]  # in the place of the smaller one
+    tested.prepare(image.shape, 50)
+    assert compiled() == [60]  # not worth another
+    tested.prepare(image.shape, 20)
+    assert compiled() == [20]
 
 
 @pytest.mark.parametrize('runtime', COMPILED)

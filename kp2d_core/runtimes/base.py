@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -26,6 +27,7 @@ Compiled = Callable[[NDArray[np.uint8]], Sequence[Array]]
 SIGMA = 1.0  # px, of keypoints whose network says nothing of it
 KEPT = 8  # compiled profiles (two sizes of images at four scales), the oldest goes first
 ALWAYS_KEPT = 4  # of them, however large: one image at four scales
+SPARE = 1.5  # times as many keypoints as are wanted, at most, are worth no new graph
 KEPT_PIXELS = 1 << 25  # of all of them if there are more, as their memory grows with the image
 
 
@@ -54,6 +56,10 @@ class Runtime(Protocol):
         """Images (B, H, W, 3) RGB, H and W multiples of 8; K = min(top_k, what it can)."""
         ...
 
+    def prepare(self, shape: tuple[int, ...], top_k: int) -> None:
+        """Do now, from any thread, what the first `run` with images of a shape would have to."""
+        ...
+
 
 class RuntimeStatus(NamedTuple):
     """Whether a runtime works on this machine."""
@@ -75,6 +81,7 @@ class CompiledRuntime(ABC):
     name: str
     most_keypoints: int | None = None  # a limit of the runtime
     parallel = False  # whether several threads may run one compiled graph at once
+    compiles_beside = True  # whether it can compile one graph while it runs another
 
     def __init__(self, source: ModelSource) -> None:
         self.source = source
@@ -98,7 +105,7 @@ class CompiledRuntime(ABC):
         images = _in_colour_of(profile, images)
         try:
             with self._lock:
-                compiled = self._get(profile)
+                profile, compiled = self._get(profile)
                 outputs = None if self.parallel else _run(compiled, profile, images)
             outputs = outputs or _run(compiled, profile, images)
             self._check(outputs, (len(images), profile.top_k))
@@ -110,16 +117,48 @@ class CompiledRuntime(ABC):
             outputs = Outputs(*(output[:, :top_k] for output in outputs))
         return outputs
 
-    def _get(self, profile: Profile) -> Compiled:
-        """The compiled graph of a profile, kept for the next time."""
-        compiled = self._compiled.get(profile)
-        if compiled is None:
-            compiled = self.compile(self.source.graph_for(profile), profile)
-            self._compiled[profile] = compiled
-            while too_many(self._compiled):
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(profile)
-        return compiled
+    def prepare(self, shape: tuple[int, ...], top_k: int) -> None:
+        """Compile for images of a shape, unless there is a graph that gives not many more."""
+        profile = self.source.profile(shape, top_k, self.most_keypoints)
+        if not self.compiles_beside:
+            with self._lock:
+                self._get(profile)
+            return
+        with self._lock:
+            serving = self._serving(profile)
+        if serving is None or serving.top_k > SPARE * profile.top_k:
+            try:
+                compiled = self.compile(self.source.graph_for(profile), profile)
+            except (FileError, ValueError, MemoryError):
+                raise
+            except Exception as error:  # the libraries' errors have no common base
+                raise self._refusal(profile, error) from error
+            with self._lock:
+                self._keep(profile, compiled)
+
+    def _get(self, profile: Profile) -> tuple[Profile, Compiled]:
+        """A compiled graph that gives at least what is wanted, kept for the next time."""
+        serving = self._serving(profile)
+        if serving is None:
+            self._keep(profile, self.compile(self.source.graph_for(profile), profile))
+            serving = profile
+        self._compiled.move_to_end(serving)
+        return serving, self._compiled[serving]
+
+    def _serving(self, profile: Profile) -> Profile | None:
+        """Of the compiled profiles one that differs in nothing but more keypoints."""
+        alike = (each for each in self._compiled if each.top_k >= profile.top_k)
+        same = [each for each in alike if replace(each, top_k=profile.top_k) == profile]
+        return min(same, key=lambda each: each.top_k, default=None)
+
+    def _keep(self, profile: Profile, compiled: Compiled) -> None:
+        """In the place of those that differ in the number of keypoints, and of the oldest."""
+        for each in [*self._compiled]:
+            if replace(each, top_k=profile.top_k) == profile:
+                del self._compiled[each]
+        self._compiled[profile] = compiled
+        while too_many(self._compiled):
+            self._compiled.popitem(last=False)
 
     def _check(self, outputs: Outputs, shape: tuple[int, int]) -> None:
         """Raise unless the outputs are what they should be: an exported file may be damaged."""

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 class TensorRTRuntime(CompiledRuntime):
     name = 'tensorrt'
     most_keypoints = TENSORRT_TOP_K
+    compiles_beside = False  # its first run and a CUDA graph's capture need the stream
 
     def __init__(self, source: ModelSource) -> None:
         super().__init__(source)

@@ -30,6 +30,9 @@ class TorchRuntime:
         self.cell = checkpoint.architecture.cell
         self.description = f'torch {torch.__version__} on {self.device}, fp32'
 
+    def prepare(self, shape: tuple[int, ...], top_k: int) -> None:
+        """Nothing is compiled."""
+
     @torch.inference_mode()
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
         size = images.shape[1], images.shape[2]
