@@ -125,11 +125,7 @@ class KeypointDetector:
         score_threshold = number(score_threshold, 'score_threshold')
         nms_radius = number(nms_radius, 'nms_radius', least=0, most=MOST_RADIUS)
 
-        # A mask drops points after the network ranked them: ask for all then. So does the
-        # suppression of copies, but how many it drops is known well enough.
-        limit = max_keypoints if mask is None else None
-        if limit is not None and nms_radius:
-            limit = round(limit * SPARE[self.runtime.cell])
+        limit = self.limit(max_keypoints, nms_radius, mask is not None)
         sizes = [self._working_sizes(size_of(each), working_size, scales) for each in images]
         found: list[list[Features]] = [[] for _ in images]
         for same in _alike(images, sizes):
@@ -149,6 +145,14 @@ class KeypointDetector:
         ]
         return kept[0] if single else kept
 
+    def limit(self, max_keypoints: int | None, nms_radius: float, masked: bool) -> int | None:
+        """How many points to ask of the network; None: all of them."""
+        # A mask drops points after the network ranked them: ask for all then. So does the
+        # suppression of copies, but how many it drops is known well enough.
+        if max_keypoints is None or masked:
+            return None
+        return round(max_keypoints * SPARE[self.runtime.cell]) if nms_radius else max_keypoints
+
     def prepare(
         self,
         size: Size,
@@ -156,18 +160,18 @@ class KeypointDetector:
         count: int = 1,
         working_size: Size | int | None = None,
         scales: Sequence[float] | None = None,
-        max_keypoints: int | None = MOST_KEYPOINTS,
+        limit: int | None = None,
     ) -> None:
         """Compile for `count` images of a size at once, so that `detect` need not.
 
-        Another thread may detect meanwhile. `max_keypoints` None: as with a mask, or suppression.
+        `limit` is what the method of that name says. Another thread may detect meanwhile.
         """
         image = np.zeros((size[1], size[0], 3), np.uint8)
         sizes = self._working_sizes(size, working_size, scales)
         batches = {len(same) for same in _alike([image] * count, [sizes] * count)}
         for working in sizes:
             blank, placement = prepare(image, working)
-            top_k = self._top_k(blank, placement, max_keypoints)
+            top_k = self._top_k(blank, placement, limit)
             for batch in batches:
                 self.runtime.prepare((batch, *blank.shape), top_k)
 

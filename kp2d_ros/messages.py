@@ -81,7 +81,7 @@ def keypoints_to_cloud(
     points['x'], points['y'], points['z'] = rays[:, 0], rays[:, 1], 1.0
     points['u'], points['v'] = features.keypoints.T
     points['score'] = features.scores
-    points['sigma'] = getattr(features, 'sigma', 1.0)
+    points['sigma'] = features.sigma
     points['scale'] = features.scales
     points['track_id'] = NO_TRACK if tracks is None else tracks.ids % NO_TRACK
     points['track_age'] = 0 if tracks is None else tracks.ages
@@ -101,7 +101,6 @@ class Keypoints:
 
     features: Features
     rays: Float  # (N, 2): the ray of a keypoint is (x, y, 1) in the frame of the header
-    sigma: Float  # (N,) expected error of its position, pixels
     track_ids: NDArray[np.uint32]
     track_ages: NDArray[np.uint32]
 
@@ -129,10 +128,14 @@ def keypoints_from_cloud(cloud: Any, image_size: tuple[int, int] = (0, 0)) -> Ke
     positions = np.stack([points['u'], points['v']], axis=1)
     return Keypoints(
         features=Features(
-            positions, points['score'], descriptors, image_size, scales=points['scale']
+            positions,
+            points['score'],
+            descriptors,
+            image_size,
+            scales=points['scale'],
+            sigma=points['sigma'],
         ),
         rays=np.stack([points['x'], points['y']], axis=1),
-        sigma=points['sigma'],
         track_ids=points['track_id'],
         track_ages=points['track_age'],
     )

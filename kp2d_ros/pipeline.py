@@ -120,6 +120,7 @@ class Pipeline:
             working_size=work.working_size or None,
             scales=work.scales,
             max_keypoints=work.limit,
+            nms_radius=0.0,
         )
         features = [
             select(
@@ -148,6 +149,7 @@ class Pipeline:
             working_size=settings.working_size or None,
             scales=settings.scales,
             max_keypoints=self._work(blank, settings).limit,
+            nms_radius=0.0,
         )
 
     def reset(self, reason: str) -> None:
@@ -161,9 +163,8 @@ class Pipeline:
         return np.minimum(self.mask, frame.mask)
 
     def _work(self, frames: Sequence[Frame], settings: Settings) -> Work:
-        # Masks and suppression drop points after the network ranked them: ask for all then.
         masked = any(self._mask(frame) is not None for frame in frames)
-        limit = None if masked or settings.nms_radius else settings.max_keypoints
+        limit = self.detector.limit(settings.max_keypoints, settings.nms_radius, masked)
         sizes = tuple(size_of(frame.image) for frame in frames)
         return Work(sizes, settings.working_size, settings.scales, limit)
 
@@ -200,7 +201,7 @@ class Pipeline:
                     count=work.sizes.count(size),
                     working_size=work.working_size or None,
                     scales=work.scales,
-                    max_keypoints=work.limit,
+                    limit=work.limit,
                 )
             self._ready, self._failed, self.problem = work, None, ''
         except Exception as error:  # whatever a runtime throws: the old network goes on

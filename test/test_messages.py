@@ -42,6 +42,7 @@ def some_features(count: int = 7, size: int = 16, seed: int = 0) -> Features:
         descriptors,
         (100, 100),
         random.choice([1.0, 0.5], count).astype(np.float32),
+        random.uniform(0.3, 3, count).astype(np.float32),
     )
 
 
@@ -85,7 +86,7 @@ def test_keypoints_come_back_as_they_went():
     np.testing.assert_array_equal(back.track_ids, tracks.ids)
     np.testing.assert_array_equal(back.track_ages, tracks.ages)
     np.testing.assert_array_equal(back.features.scales, features.scales)
-    assert (back.sigma > 0).all()
+    np.testing.assert_array_equal(back.features.sigma, features.sigma)
 
 
 def test_bytes_are_as_documented():

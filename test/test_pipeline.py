@@ -17,6 +17,7 @@ from kp2d_ros.settings import Settings
 
 SIZE = (160, 120)
 SETTINGS = Settings(max_keypoints=150)
+PLAIN = Settings(max_keypoints=150, nms_radius=0.0)
 
 
 @pytest.fixture(scope='module')
@@ -179,13 +180,13 @@ def test_settings_wait_for_the_compiler_and_frames_do_not(detector, views):
     slow = KeypointDetector(Slow(detector.runtime))
     slow.runtime.goes_on.set()
     pipeline = Pipeline(slow, in_background=True)
-    assert len(pipeline.process(frame(views[0], 0.0), SETTINGS).features) == 150
+    assert len(pipeline.process(frame(views[0], 0.0), PLAIN).features) == 150
     slow.runtime.goes_on.clear()
-    more = replace(SETTINGS, max_keypoints=200)
+    more = replace(PLAIN, max_keypoints=200)
     for number in range(3):
         result = pipeline.process(frame(views[0], 0.1 * number), more)
         assert len(result.features) == 150 and '200 keypoints' in pipeline.preparing
-    fewer = pipeline.process(frame(views[0], 0.4), replace(SETTINGS, max_keypoints=20))
+    fewer = pipeline.process(frame(views[0], 0.4), replace(PLAIN, max_keypoints=20))
     assert len(fewer.features) == 20  # takes no compiler
     slow.runtime.goes_on.set()
     end = time.monotonic() + 30
@@ -202,8 +203,8 @@ def test_settings_that_cannot_be_compiled_leave_the_old_ones_in_use(detector, vi
                 raise RuntimeError('out of memory')
 
     pipeline = Pipeline(KeypointDetector(Short(detector.runtime)), in_background=True)
-    pipeline.process(frame(views[0], 0.0), SETTINGS)
-    more = replace(SETTINGS, max_keypoints=200)
+    pipeline.process(frame(views[0], 0.0), PLAIN)
+    more = replace(PLAIN, max_keypoints=200)
     end = time.monotonic() + 30
     while 'out of memory' not in pipeline.problem:
         assert len(pipeline.process(frame(views[0], 0.1), more).features) == 150
