@@ -52,9 +52,19 @@ def reliability(
     size: Size,
     distance: float = FOUND,
 ) -> Reliability | None:
-    """Points that both images see, of both: is one of the other image within `distance` px?
+    """How often points that both images see are found again; None if scores are no shares."""
+    return count(*found_again(first, second, first_to_second, size, distance))
 
-    None if scores are no probabilities: not all within 0 to 1.
+
+def found_again(
+    first: Features,
+    second: Features,
+    first_to_second: Array,
+    size: Size,
+    distance: float = FOUND,
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Of points of either image that both see: their scores, and whether the other image has a
+    point within `distance` px.
     """
     scores, found = [], []
     to_first = inverse(first_to_second)
@@ -67,11 +77,11 @@ def reliability(
         # Distances are those in the image of the point in question.
         returned = warp_points(other.keypoints, back)
         found.append(_has_neighbour(own.keypoints, returned, distance))
-    return count(np.concatenate(scores), np.concatenate(found))
+    return np.concatenate(scores), np.concatenate(found)
 
 
 def count(scores: NDArray[Any], found: NDArray[np.bool_]) -> Reliability | None:
-    """Scores (N,) and which of them were found again, in bins; None if they are no shares."""
+    """Scores (N,) and which of them were found again, in bins; None if they are not in 0..1."""
     scores = np.asarray(scores, np.float64)
     if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
         return None

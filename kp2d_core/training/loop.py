@@ -35,6 +35,7 @@ from kp2d_core.training.optimizer import learning_rate, make_budget, make_optimi
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Entry, Photographs, digest, split
 from kp2d_core.training.report import Report
+from kp2d_core.training.score_calibration import calibrate_scores
 from kp2d_core.training.state import Progress, read_state, restore_state, save_state
 from kp2d_core.training.validation import Validation, make_validation
 
@@ -193,6 +194,8 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
         validate(run, progress, model, average, validation, report)
         save()
     final = to_checkpoint(kept_weights(model, average), config, progress.step, progress.evaluation)
+    if validation and validation.pairs:
+        final = calibrate_scores(final, validation.pairs, str(device))
     save_checkpoint(run.out / LAST, final)
     if not validation:
         save_checkpoint(run.out / BEST, final)
