@@ -37,6 +37,7 @@ MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
 SCALE_RANGE = (0.1, 4.0)
 MOST_KEYPOINTS = 2000  # of an image, unless another number is asked for
 MOST_RADIUS = 256  # pixels
+SCORE_THRESHOLD = 0.3  # below it are the points of images that have nothing to be found again
 NMS_RADIUS = 3.0  # pixels: each place once
 # Candidates asked for, times the keypoints wanted, by the network's cell: the rest are copies.
 SPARE = {8: 3.0, 4: 1.35}
@@ -96,7 +97,7 @@ class KeypointDetector:
         working_size: Size | int | None = None,
         scales: Sequence[float] | None = None,
         max_keypoints: int | None = MOST_KEYPOINTS,
-        score_threshold: float = 0.0,
+        score_threshold: float = SCORE_THRESHOLD,
         nms_radius: float = NMS_RADIUS,
         mask: Image | NDArray[np.bool_] | None = None,
     ) -> Features | list[Features]:
@@ -108,7 +109,8 @@ class KeypointDetector:
         scales           run it at so many times that size, each of them, and take the best of all;
                          None: at 1 and 0.5, or at 1 alone if the model was exported for one size
         max_keypoints    the best so many; None: one for each cell (and scale) above threshold
-        score_threshold  keep scores above it
+        score_threshold  keep scores above it; the default leaves (nearly) nothing of an image
+                         that is black, flat or out of focus
         nms_radius       of points closer together than this, in pixels, keep the best: each place
                          once; 0: keep all, as in the paper
         mask             HxW, keypoints are kept where it is not 0; of a list, all have one size

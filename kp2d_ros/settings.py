@@ -120,7 +120,7 @@ class Settings:
         range=(1, 100_000),
     )  # fmt: skip
     score_threshold: float = setting(
-        0.0, 'Keep keypoints with a score above this.', range=(0.0, 1.0)
+        0.3, 'Keep keypoints with a score above this.', range=(0.0, 1.0)
     )
     nms_radius: float = setting(
         3.0, 'Of keypoints closer together than this, in pixels, keep the best; 0: keep all.',

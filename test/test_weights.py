@@ -102,3 +102,17 @@ def measure(name, scales, shared_data):
     evaluation = evaluate(extract, sequences, seeds=10, nms_radius=0, truth='paper')
     means = evaluation.mean()
     return [means[metric] for metric in METRICS]
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_an_image_without_texture_has_next_to_no_keypoints(name, photographs):
+    detector = KeypointDetector.load(name, precision='fp32')
+    sharp = photographs['coffee']
+    images = {
+        'black': np.zeros((480, 640, 3), np.uint8),
+        'flat': np.full((480, 640, 3), 128, np.uint8),
+        'defocused': np.asarray(cv2.GaussianBlur(sharp, (0, 0), 16), np.uint8),
+    }
+    found = {kind: len(detector.detect(image, scales=(1,))) for kind, image in images.items()}
+    assert len(detector.detect(sharp, scales=(1,))) > 500
+    assert max(found.values()) < 40, found

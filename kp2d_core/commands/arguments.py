@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kp2d_core.checks import MOST, MOST_THREADS, number, whole
-from kp2d_core.detector import MOST_RADIUS, NMS_RADIUS, KeypointDetector, check_scales
+from kp2d_core.detector import (
+    MOST_RADIUS,
+    NMS_RADIUS,
+    SCORE_THRESHOLD,
+    KeypointDetector,
+    check_scales,
+)
 from kp2d_core.images import MINIMUM_SIDE, MOST_RUN, Size, check_pixels
 
 
@@ -113,7 +119,10 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
     add_scales_argument(group)
     group.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
     group.add_argument(
-        '--score-threshold', type=real_number(), default=0.0, help='keep scores above it'
+        '--score-threshold',
+        type=real_number(),
+        default=SCORE_THRESHOLD,
+        help='keep keypoints with a score above this (default: %(default)g)',
     )
     group.add_argument(
         '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS,

@@ -70,7 +70,13 @@ def open_methods(
             at = 'at ' + '+'.join(f'{scale:g}x' for scale in used)
             if scales is not None:
                 title += f' {at}'
-            extract = partial(detector.detect, scales=scales, max_keypoints=None, nms_radius=0.0)
+            extract = partial(
+                detector.detect,
+                scales=scales,
+                max_keypoints=None,
+                nms_radius=0.0,
+                score_threshold=0.0,
+            )
             description = f'{detector.runtime.description}, {at}'
             methods.append(Method(title, description, extract, scores_are_shares=True))
     for name in baselines:

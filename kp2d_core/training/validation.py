@@ -53,7 +53,13 @@ class Validation:
         detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
         # The network itself, quickly; the paper's networks as the paper evaluates them.
         radius = 0.0 if checkpoint.architecture.cell == CELL else NMS_RADIUS
-        extract = partial(detector.detect, scales=(1,), max_keypoints=None, nms_radius=radius)
+        extract = partial(
+            detector.detect,
+            scales=(1,),
+            max_keypoints=None,
+            nms_radius=radius,
+            score_threshold=0.0,
+        )
         if self.sequences:
             evaluation = evaluate(extract, self.sequences, size=SIZE, top_k=TOP_K)
             return _summary(evaluation.mean())
