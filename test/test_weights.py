@@ -97,7 +97,10 @@ def test_a_model_is_at_the_aim_or_a_pair_short_of_it_but_for_cor_1(name, shared_
 @cache
 def measure(name, scales, shared_data):
     """On hpatches_mini by the paper's protocol, 320x240, 300 points, in the order of METRICS."""
-    extract = partial(KeypointDetector.load(name, precision='fp32').detect, scales=scales)
+    extract = partial(
+        KeypointDetector.load(name, precision='fp32').detect,
+        scales=scales, max_keypoints=None, nms_radius=0.0, score_threshold=0.0,
+    )  # fmt: skip
     sequences = load_sequences(shared_data / 'hpatches_mini')
     evaluation = evaluate(extract, sequences, seeds=10, nms_radius=0, truth='paper')
     means = evaluation.mean()
