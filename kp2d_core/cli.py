@@ -21,9 +21,9 @@ from kp2d_core.version import __version__
 COMMANDS: dict[str, str] = {
     'train': 'train a model on images or ROS bags',
     'evaluate': 'measure models and classical methods on HPatches and other tests',
-    'make-sequences': 'make sequences to evaluate on out of your own photographs',
+    'make-sequences': 'make test sequences from your own photographs',
     'export': 'write an ONNX model for one size and precision, build TensorRT engines',
-    'bench': 'measure speed: of the runtimes, of training, of the node',
+    'bench': 'measure the speed of the runtimes, of training or of the node',
     'extract': 'find keypoints in images and save them',
     'match': 'match two images and draw the matches, or match many',
     'info': 'show what this machine can run, or what is inside a model file',

@@ -29,9 +29,11 @@ HARD = {'gravel': (70, 2.5, 1.0), 'coffee': (40, 3.0, 1.0), 'astronaut': (10, 1.
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('-o', '--output', type=Path, default=Path('out'), help='default: out')
-    parser.add_argument('--model', default='auto', help='default: auto')
-    parser.add_argument('--hard', action='store_true', help='views that break descriptors')
+    parser.add_argument(
+        '-o', '--output', type=Path, default=Path('out'), help='output folder (default: out)'
+    )
+    parser.add_argument('--model', default='auto', help='model (default: auto)')
+    parser.add_argument('--hard', action='store_true', help='use views that are hard to match')
     add_scales_argument(parser)
     args = parser.parse_args()
 

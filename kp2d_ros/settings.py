@@ -43,7 +43,7 @@ class Limits:
     verify: Callable[[Any], object] | None = None  # raises a ValueError that says what is wrong
 
     def check(self, name: str, value: Any) -> str | None:
-        """What is wrong with a value of the right type; None if nothing is."""
+        """What is wrong with a value of the right type, or None."""
         if self.choices and value not in self.choices:
             return f"{name} must be one of {', '.join(self.choices)}, got '{value}'"
         if isinstance(value, int) and 0 < value < self.smallest:
@@ -72,45 +72,47 @@ def fixed(default: Any, description: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of them. A frame is processed with one Settings from its beginning to its end."""
+    """All settings. One frame is processed with one Settings from start to end."""
 
     # The model.
     model: str = configured(
         'auto',
-        'A shipped model, a .safetensors file or an exported model; auto: v4 where TensorRT runs '
-        'on a GPU, else small.',
+        'Model to run: the name of a shipped model, a .safetensors file or an exported model; '
+        'auto: small, on every machine.',
     )
     runtime: str = configured(
-        'auto', 'What runs the model; `kp2d info` lists what this machine has.'
+        'auto', 'Inference runtime; `kp2d info` lists those of this machine. auto: the best one.'
     )
     precision: str = configured(
-        'auto', 'Arithmetic of the model; auto: int8 with OpenVINO on a CPU with VNNI or AMX, '
-        'fp16 with TensorRT, else fp32. An exported model has its own.',
+        'auto', 'Precision of the model; auto: int8 with OpenVINO on a CPU with VNNI or AMX, '
+        'fp16 with TensorRT, else fp32. An exported model keeps its own precision.',
         choices=('auto', 'fp32', 'fp16', 'int8'),
     )  # fmt: skip
-    threads: int = configured(0, 'CPU threads of the runtime; 0: it decides.', range=(0, 256))
+    threads: int = configured(0, 'CPU threads; 0: the runtime decides.', range=(0, 256))
     # The input.
     image_size: str = configured(
-        '', 'Size of the images, such as 640x480: the model is compiled for it when the node is '
-        'configured. Empty: as camera_info says, else when the first image comes.',
+        '', 'Image size to compile the model for when the node is configured, such as 640x480. '
+        'Empty: take the size from camera_info, or from the first image.',
         values='WxH, or none', verify=parse_size,
     )  # fmt: skip
     image_transport: str = configured(
         'raw', 'Subscribe to image (raw) or image/compressed.', choices=('raw', 'compressed')
     )
     image_geometry: str = configured(
-        'auto', 'Whether images are raw, as K and D of camera_info describe, or rectified, as P '
-        'describes; auto: rectified if the topic is named like image_rect.',
+        'auto', 'Whether images are raw (use K and D of camera_info) or rectified (use P); auto: '
+        'rectified if the topic has a name such as image_rect.',
         choices=('auto', 'raw', 'rectified'),
     )  # fmt: skip
     reliability: str = configured(
-        'auto', 'QoS of the image subscription; auto: reliable if all publishers are, else best '
-        'effort.', choices=('auto', 'best_effort', 'reliable'),
+        'auto', 'QoS reliability of the image subscription; auto: reliable if all publishers are '
+        'reliable, else best effort.', choices=('auto', 'best_effort', 'reliable'),
     )  # fmt: skip
     mask: str = configured(
-        '', 'An image file of the size of the frames; keypoints are kept where it is not 0.'
+        '', 'Image file of the same size as the frames; keypoints where it is 0 are dropped.'
     )
-    managed: bool = fixed(False, 'Wait for lifecycle transitions instead of starting by itself.')
+    managed: bool = fixed(
+        False, 'Wait for lifecycle transitions instead of starting automatically.'
+    )
     diagnostics_period: float = fixed(
         1.0, 'Seconds between two messages on /diagnostics.', range=(0.1, 60.0)
     )
@@ -123,7 +125,8 @@ class Settings:
         0.3, 'Keep keypoints with a score above this.', range=(0.0, 1.0)
     )
     nms_radius: float = setting(
-        3.0, 'Of keypoints closer together than this, in pixels, keep the best; 0: keep all.',
+        3.0, 'Non-maximum suppression: drop a keypoint that lies closer than this many pixels to '
+        'a better one; 0: keep all.',
         range=(0.0, 200.0),
     )  # fmt: skip
     working_size: int = setting(
@@ -131,41 +134,43 @@ class Settings:
         'resize.', range=(0, 8192), smallest=MINIMUM_SIDE,
     )  # fmt: skip
     scales: tuple[float, ...] = setting(
-        (1.0,), 'Detect at each of these multiples of that size and keep the best keypoints of '
-        'all: [1.0, 0.5] helps where distances change, [2.0, 1.0] is more exact. Write decimal '
-        'points. One scale is fastest, and enough from frame to frame.', verify=check_scales,
+        (1.0,), 'Detect at each of these multiples of the working size and keep the best '
+        'keypoints of all. One scale is fastest and enough from frame to frame; [1.0, 0.5] is '
+        'robust to changes of distance; [2.0, 1.0] is more precise. Write decimal points.',
+        verify=check_scales,
         values=f'1 to {MOST_SCALES} different numbers, {SCALE_RANGE[0]} to {SCALE_RANGE[1]}',
     )  # fmt: skip
     descriptor_format: str = setting(
         'int8',
-        'Type of the descriptors in the keypoints message: int8 is a quarter of float32 and loses '
-        'next to nothing.',
+        'Type of the descriptors in the keypoints message; int8 takes a quarter of the bytes of '
+        'float32 with almost no loss.',
         choices=DESCRIPTOR_FORMATS,
     )
     # Matching and tracking.
-    track: bool = setting(True, 'Match each frame with the previous one and follow tracks.')
+    track: bool = setting(True, 'Match each frame with the previous one and maintain tracks.')
     match_ratio: float = setting(
-        0.0, 'Keep a match if its distance is below this fraction of the second nearest; 0: off.',
+        0.0, 'Ratio test: keep a match if its distance is below this fraction of the distance to '
+        'the second nearest; 0: off.',
         range=(0.0, 1.0),
     )  # fmt: skip
     match_distance: float = setting(
-        0.0, 'Keep a match up to this descriptor distance; 0: off.', range=(0.0, 2.0)
+        0.0, 'Keep matches up to this descriptor distance; 0: off.', range=(0.0, 2.0)
     )
     search_radius: float = setting(
         0.0, 'Search for a match within this many pixels of the previous position; 0: everywhere.',
         range=(0.0, 10_000.0),
     )  # fmt: skip
     verification: str = setting(
-        'auto', 'Geometry that matches must agree with; auto: essential with a calibrated '
-        'camera_info, else fundamental.', choices=('auto', *VERIFICATIONS),
+        'auto', 'Geometric model that separates inliers from outliers; auto: essential with a '
+        'calibrated camera_info, else fundamental.', choices=('auto', *VERIFICATIONS),
     )  # fmt: skip
     verification_threshold: float = setting(
-        2.0, 'How far a match may be off that geometry, in pixels (of the image centre, with a '
-        'calibrated camera).', range=(0.01, 100.0),
+        2.0, 'Largest error of an inlier, in pixels; with a calibrated camera, in pixels at the '
+        'image centre.', range=(0.01, 100.0),
     )  # fmt: skip
     max_missed: int = setting(
-        2, 'End a track when it is missed in more than this many frames in a row. A track that '
-        'was seen only once ends when it is first missed.', range=(0, 100),
+        2, 'End a track after it is missed in more than this many frames in a row. A track seen '
+        'in only one frame ends the first time it is missed.', range=(0, 100),
     )  # fmt: skip
     max_gap: float = setting(
         2.0, 'Restart all tracks after a gap of this many seconds between two frames.',
@@ -173,9 +178,9 @@ class Settings:
     )  # fmt: skip
     # The overlay.
     overlay_tail: int = setting(
-        10, 'Draw each track through this many past frames.', range=(0, 100)
+        10, 'Draw the trail of each track over this many past frames.', range=(0, 100)
     )
-    jpeg_quality: int = setting(80, 'Quality of debug_image/compressed.', range=(1, 100))
+    jpeg_quality: int = setting(80, 'JPEG quality of debug_image/compressed.', range=(1, 100))
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ TABLE = {entry.name: entry for entry in entries()}
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """With these values; names that are no settings are passed over."""
+    """The settings with these values; unknown names are ignored."""
     known = {name: value for name, value in values.items() if name in TABLE}
     if 'scales' in known:
         known['scales'] = tuple(known['scales'])

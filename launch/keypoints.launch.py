@@ -17,56 +17,59 @@ SHARE = Path(get_package_share_directory('kp2d_ros'))
 PARAMETERS = {
     'image_transport': ('image_transport', ('raw', 'compressed'), 'raw or compressed'),
     'model': ('model', str, 'auto, small, v4, a .safetensors file or an exported model'),
-    'runtime': ('runtime', str, 'what runs the model: auto, openvino, onnxruntime, tensorrt, ...'),
+    'runtime': ('runtime', str, 'inference runtime: auto, openvino, onnxruntime, tensorrt, torch'),
     'precision': ('precision', ('auto', 'fp32', 'fp16', 'int8'), 'auto, fp32, fp16 or int8'),
-    'threads': ('threads', int, 'CPU threads of the runtime; 0: it decides'),
-    'size': ('working_size', int, 'resize images to this longer side, in pixels; 0: do not'),
+    'threads': ('threads', int, 'CPU threads; 0: the runtime decides'),
+    'size': ('working_size', int, 'resize the longer side of images to this; 0: do not resize'),
     'max_keypoints': ('max_keypoints', int, 'keep at most this many keypoints'),
     'managed': ('managed', bool, 'true: wait for lifecycle transitions'),
-    'use_sim_time': ('use_sim_time', bool, 'true: time is on /clock'),
+    'use_sim_time': ('use_sim_time', bool, 'true: take the time from /clock'),
 }
 
 ARGUMENTS = [
     DeclareLaunchArgument(
         'image',
         default_value='camera/image_raw',
-        description='image topic; a relative name is looked for beside the namespace of the node',
+        description='image topic; a relative name starts at the parent of the namespace',
     ),
     DeclareLaunchArgument(
-        'camera_info', default_value='', description='its camera_info; empty: beside the image'
+        'camera_info', default_value='', description='camera_info topic; empty: next to image'
     ),
     DeclareLaunchArgument(
-        'namespace', default_value='kp2d', description='of the node and of what it publishes'
+        'namespace', default_value='kp2d', description='namespace of the node and its topics'
     ),
     DeclareLaunchArgument(
         'params_file',
         default_value=str(SHARE / 'config' / 'keypoints.yaml'),
-        description='parameters of the keypoint node',
+        description='parameter file of the keypoint node',
     ),
     *(
         DeclareLaunchArgument(name, default_value='', description=description)
         for name, (_, _, description) in PARAMETERS.items()
     ),
     DeclareLaunchArgument(
-        'camera', default_value='false', description='true: start the camera node, too'
+        'camera', default_value='false', description='true: also start the camera node'
     ),
     DeclareLaunchArgument(
         'source',
         default_value='',
-        description='of the camera node: a folder, video, bag, webcam; empty: a moving view',
+        description='source of the camera node: a folder, video, bag or webcam; empty: a moving '
+        'view over a photograph',
     ),
     DeclareLaunchArgument(
         'local',
         default_value='auto',
-        description='true: all is on this machine, use the Fast DDS profile for large images; '
-        'auto: if the camera node is started, too',
+        description='true: all nodes run on this machine, use the Fast DDS profile for large '
+        'images; auto: true if the camera node is started too',
     ),
     DeclareLaunchArgument(
         'respawn', default_value='true', description='false: do not restart a node that died'
     ),
-    DeclareLaunchArgument('debug', default_value='false', description='true: log more'),
+    DeclareLaunchArgument('debug', default_value='false', description='true: log debug messages'),
     DeclareLaunchArgument(
-        'rviz', default_value='false', description='true: show overlay and keypoints in RViz'
+        'rviz',
+        default_value='false',
+        description='true: show the overlay and the keypoints in RViz',
     ),
 ]
 

@@ -265,7 +265,7 @@ def test_the_command_refines_and_counts(photograph, tmp_path, capsys):
     assert counts['refined'] > 1.5 * counts['plain']  # at half a pixel
     assert cv2.imread(str(tmp_path / 'out.png')).shape == (360, 960, 3)
     assert main([*arguments, '--refine', '--format', 'npz']) == 2
-    assert '--refine goes with two images' in capsys.readouterr().err
+    assert '--refine works only with two images' in capsys.readouterr().err
 
 
 def test_a_room_with_things_at_many_distances():

@@ -239,7 +239,7 @@ def test_mistakes_are_a_sentence(finished, data, tmp_path, capsys):
         (str(data), str(finished)): 'holds a run',
         (str(data), str(tmp_path / 'file' / 'x')): 'cannot make the folder',
         (str(data), str(tmp_path / 'new'), '--resume'): 'nothing to resume',
-        (str(data), str(tmp_path / 'new'), '--resume', '--config', 'v4'): 'leave out --config',
+        (str(data), str(tmp_path / 'new'), '--resume', '--config', 'v4'): 'do not give --config',
         (str(data), str(tmp_path / 'new'), '--set', 'los.io=1'): 'no setting',
         (str(data), str(tmp_path / 'new'), '--init', 'nothing'): "no model 'nothing'",
         (str(data), str(tmp_path / 'new'), '--set', 'compute.device=qpu'): 'no device',

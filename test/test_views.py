@@ -67,7 +67,7 @@ def test_the_command_writes_what_evaluate_reads(photographs, tmp_path, capsys):
     assert main(['make-sequences', str(photos), '-o', str(out), '--size', '320x240']) == 0
     captured = capsys.readouterr()
     assert '4 sequences of 2 photographs' in captured.out
-    assert 'left out' in captured.err and '100x100' in captured.err
+    assert 'skipped' in captured.err and '100x100' in captured.err
     sequences = load_sequences(out, skipped=pytest.fail)
     assert [s.name for s in sequences] == ['i_coffee', 'i_gray', 'v_coffee', 'v_gray']
     light = select_split(sequences, 'illumination')

@@ -28,34 +28,39 @@ from kp2d_core.threads import usable_cores
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--models', nargs='+', default=['v4', 'small'],
-        help='shipped models, files, or variants; random weights stand in for those not shipped',
+        help='shipped models, model files, or variants of the network (with random weights)',
     )  # fmt: skip
     parser.add_argument(
         '--sizes', nargs='+', type=size, default=[(320, 240), (640, 480)], metavar='WxH',
-        help='of the image (default: 320x240 640x480)',
+        help='image sizes (default: 320x240 640x480)',
     )  # fmt: skip
     parser.add_argument(
-        '--precisions', nargs='+', choices=PRECISIONS, default=['fp32', 'int8'], help='to time'
-    )
-    parser.add_argument('--runtimes', nargs='+', metavar='NAME', help='only these')
+        '--precisions', nargs='+', choices=PRECISIONS, default=['fp32', 'int8'],
+        help='precisions to measure',
+    )  # fmt: skip
+    parser.add_argument('--runtimes', nargs='+', metavar='NAME', help='measure only these')
     parser.add_argument(
-        '--top-k', type=positive, metavar='K', help='keypoints (default: 300, from VGA on 1000)'
-    )
-    parser.add_argument('--threads', type=positive, default=usable_cores(), help='of the CPU')
-    parser.add_argument('--rounds', type=positive, default=12, help='in turns, 3 runs each')
+        '--top-k', type=positive, metavar='K',
+        help='number of keypoints (default: 300; 1000 from 640x480 on)',
+    )  # fmt: skip
+    parser.add_argument('--threads', type=positive, default=usable_cores(), help='CPU threads')
+    parser.add_argument(
+        '--rounds', type=positive, default=12,
+        help='number of rounds; in each round every contestant runs 3 times',
+    )  # fmt: skip
     parser.add_argument(
         '--cpu-time', action='store_true',
-        help='count processor time, which other processes hardly disturb; best with --threads 1',
+        help='measure CPU time, which other processes hardly affect; best with --threads 1',
     )  # fmt: skip
-    parser.add_argument('--image', type=Path, metavar='FILE', help='a photograph to run on')
+    parser.add_argument('--image', type=Path, metavar='FILE', help='photograph to run on')
     parser.add_argument(
         '--beside', type=Path, nargs='+', default=[], metavar='ONNX',
-        help='other networks to time, such as an exported XFeat',
+        help='also measure these ONNX networks, such as an exported XFeat',
     )  # fmt: skip
     parser.add_argument(
-        '--quick', action='store_true', help='no memory and no start-up, which need processes'
+        '--quick', action='store_true', help='do not measure memory and start-up time'
     )
-    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='write all figures to a file')
 
 
 def run(args: argparse.Namespace) -> int:

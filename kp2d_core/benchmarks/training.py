@@ -39,15 +39,15 @@ class Settings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--config', default='small', metavar='RECIPE',
-        help="the recipe to measure (a name or a YAML file), with the paper's losses",
+        help="recipe to measure (a name or a YAML file); the paper's losses are used",
     )  # fmt: skip
     parser.add_argument(
         '--data', type=Path, nargs='+', metavar='PATH',
-        help='folders of photographs (default: images of noise)',
+        help='folders of photographs (default: random noise)',
     )  # fmt: skip
-    parser.add_argument('--batch', type=positive, default=8, help='whole images in a step')
-    parser.add_argument('--steps', type=positive, default=8, help='measured of each way')
-    parser.add_argument('--threads', type=positive, help='of torch (default: all cores)')
+    parser.add_argument('--batch', type=positive, default=8, help='whole images per step')
+    parser.add_argument('--steps', type=positive, default=8, help='steps to measure of each')
+    parser.add_argument('--threads', type=positive, help='CPU threads (default: all cores)')
 
 
 def run(args: argparse.Namespace) -> int:

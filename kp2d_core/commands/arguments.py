@@ -95,16 +95,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         '--model',
         default='auto',
-        help='a shipped model, a .safetensors file or an exported model (default: v4 where '
-        'TensorRT runs on a GPU, else small)',
+        help='name of a shipped model, a .safetensors file or an exported model '
+        '(default: small, on every machine)',
     )
     group.add_argument(
-        '--runtime', default='auto', help='what runs it; `kp2d info` lists what this machine has'
+        '--runtime',
+        default='auto',
+        help='inference runtime; `kp2d info` lists those of this machine',
     )
     group.add_argument(
         '--precision',
         default='auto',
-        help='fp32, fp16 or int8 (default: the fastest that loses next to nothing here)',
+        help='fp32, fp16 or int8 (default: the fastest with almost no loss of quality on this '
+        'machine)',
     )
     group.add_argument(
         '--threads', type=threads, help='CPU threads (default: the runtime decides)'
@@ -114,29 +117,32 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group('detection')
     group.add_argument(
-        '--size', type=size, metavar='WxH', help='run the network at this size (default: as given)'
-    )
+        '--size', type=size, metavar='WxH',
+        help='resize images to this size for the network (default: do not resize)',
+    )  # fmt: skip
     add_scales_argument(group)
-    group.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
     group.add_argument(
-        '--score-threshold',
-        type=real_number(),
-        default=SCORE_THRESHOLD,
-        help='keep keypoints with a score above this (default: %(default)g)',
-    )
+        '--max-keypoints', type=positive, default=1000, metavar='N',
+        help='keep at most N keypoints, those with the highest scores',
+    )  # fmt: skip
+    group.add_argument(
+        '--score-threshold', type=real_number(), default=SCORE_THRESHOLD, metavar='SCORE',
+        help='keep keypoints with a score above SCORE (default: %(default)g)',
+    )  # fmt: skip
     group.add_argument(
         '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS,
-        help='of points closer together than this, in pixels, keep the best; 0: keep all '
-        '(default: %(default)g)',
+        metavar='PX',
+        help='non-maximum suppression: drop a keypoint that lies closer than PX pixels to a '
+        'better one; 0 keeps all (default: %(default)g)',
     )  # fmt: skip
 
 
 def add_scales_argument(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         '--scales', type=scales, metavar='A,B,...',
-        help='run the network at so many times that size, each of them, and take the best points '
-        'of all: 1 is the fastest, 1,0.5 bridges changes of distance, 2,1 is the most exact '
-        '(default: 1,0.5, but 1 for a model that was exported for one size)',
+        help='run the network at each of these multiples of the image size and keep the best '
+        'keypoints of all: 1 is fastest, 1,0.5 is robust to changes of distance, 2,1 is most '
+        'precise (default: 1,0.5; 1 for an exported model, which has one size)',
     )  # fmt: skip
 
 
@@ -144,16 +150,16 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group('pairs of images')
     group.add_argument(
         '--pairs', type=Path, metavar='FILE',
-        help='match these: two names in a line (default: every image with every other)',
+        help='match the pairs in this file, two names per line (default: all pairs)',
     )  # fmt: skip
     group.add_argument(
         '--window', type=positive, metavar='N',
-        help='match each image with the N after it, as for a video',
+        help='match each image with the next N images, for example the frames of a video',
     )  # fmt: skip
     group.add_argument(
         '--calibration', type=Path, metavar='FILE',
-        help="of the camera, for --format colmap: a YAML file of ROS's camera_calibration "
-        '(default: COLMAP guesses the focal length, or reads it from EXIF)',
+        help="camera calibration for --format colmap: a YAML file from ROS's camera_calibration "
+        '(default: COLMAP reads the focal length from EXIF or guesses it)',
     )  # fmt: skip
 
 

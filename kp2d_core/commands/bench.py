@@ -1,4 +1,4 @@
-"""kp2d bench: speed, of the runtimes unless something else is named."""
+"""kp2d bench: measure speed; of the runtimes unless something else is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib
 from kp2d_core.commands.arguments import HelpFormatter
 
 SUBJECTS = {
-    'runtimes': ('kp2d_core.benchmarks.runtimes', "the runtimes beside the authors' way"),
+    'runtimes': ('kp2d_core.benchmarks.runtimes', "runtimes, compared with the authors' code"),
     'train': ('kp2d_core.benchmarks.training', 'a training step'),
     'node': ('kp2d_ros.benchmark.node', 'the ROS node'),
 }

@@ -28,27 +28,28 @@ from kp2d_core.features import in_order_of_score
 from kp2d_core.images import Image, find_images, read_image
 
 DESCRIPTION = """\
-Repeatability, localization error, homography accuracy and matching score on pairs of images, as
-the KP2D paper defines them, and right matches and their error, for any number of models and
-classical methods in one table. Each place counts once, and the truth is exact to the half pixel;
---nms-radius 0 is the paper's protocol, where copies of a point count.
+Compare models and classical methods on pairs of images. The table shows repeatability,
+localization error, homography accuracy and matching score as the KP2D paper defines them, and the
+number of correct matches and their error. By default each place counts once and the ground truth
+is exact. --nms-radius 0 selects the paper's protocol, which counts several points at one place.
 
 DATA is a folder in HPatches layout: one folder for each sequence, with the images 1.png ... 6.png
 (any format) and the homographies H_1_2 ... H_1_6."""
 EXAMPLES = """\
 examples:
-  kp2d evaluate --data hpatches                         small, 320x240, 300 points
-  kp2d evaluate --data hpatches --nms-radius 0          the same by the paper's protocol
+  kp2d evaluate --data hpatches                         the model small, 320x240, 300 points
+  kp2d evaluate --data hpatches --nms-radius 0          the same with the paper's protocol
   kp2d evaluate --data hpatches --size 640x480 --top-k 1000 --seeds 10
   kp2d evaluate --data hpatches --model small v4 mine.safetensors --baselines sift,orb --html out
   kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
   kp2d evaluate --data hpatches --model small --scales 2,1
-  kp2d evaluate --data hpatches --refine                what aligning patches gains
+  kp2d evaluate --data hpatches --refine                with and without refined matches
   kp2d evaluate --data hpatches --model none --baselines all --splits bark boat graffiti
   kp2d evaluate --shift photos --robustness photos --baselines sift
   kp2d evaluate --motion kitti/00 tum/fr1_xyz --top-k 1000 --baselines sift orb
 
-A YAML file as model describes any other ONNX extractor; see docs/evaluation.md."""
+To evaluate any other ONNX extractor, describe it in a YAML file and give that as --model; see
+docs/evaluation.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,96 +59,103 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     methods.add_argument(
         '--model', nargs='+', action='extend', metavar='MODEL',
         help='shipped models, .safetensors files, exported models, or YAML files that describe '
-        "another ONNX extractor; 'none' for the baselines alone (default: small)",
+        "another ONNX extractor; 'none' to evaluate only the baselines (default: small)",
     )  # fmt: skip
     methods.add_argument(
         '--baselines', nargs='+', action='extend', default=[], metavar='NAME',
-        help=f"of {', '.join(BASELINES)}, or 'all' (default: none)",
+        help=f"classical methods: {', '.join(BASELINES)}, or 'all' (default: none)",
     )  # fmt: skip
     methods.add_argument(
-        '--runtime', default='auto', help='what runs the models (default: the best there is)'
-    )
+        '--runtime', default='auto',
+        help='inference runtime of the models (default: the best of this machine)',
+    )  # fmt: skip
     methods.add_argument(
         '--precision', nargs='+', default=['auto'],
-        help='of the models: fp32, fp16, int8, or several (default: fp32, or what is exported)',
+        help='precision of the models: one or several of fp32, fp16, int8 (default: fp32; an '
+        'exported model has its own)',
     )  # fmt: skip
-    methods.add_argument('--threads', type=threads, help='CPU threads of a model')
+    methods.add_argument('--threads', type=threads, help='CPU threads of each model')
 
     add_scales_argument(methods)
     methods.add_argument(
         '--refine', action='store_true',
-        help='a second row for each method: matches refined by aligning the patches around them, '
-        'and those left out that do not align',
+        help='add a row for each method with refined matches: align the patches around each '
+        'match and drop matches that do not align',
     )  # fmt: skip
 
-    data = parser.add_argument_group('on what')
+    data = parser.add_argument_group('data and protocol')
     data.add_argument('--data', type=Path, help='a folder in HPatches layout')
     data.add_argument(
-        '--sequences', nargs='+', default=[], metavar='NAME', help='only these (default: all)'
-    )
+        '--sequences', nargs='+', default=[], metavar='NAME',
+        help='evaluate only these sequences (default: all)',
+    )  # fmt: skip
     data.add_argument(
         '--splits', nargs='+', default=['all', 'illumination', 'viewpoint'], metavar='SPLIT',
-        help="a table for each: 'all', 'illumination', 'viewpoint', the name of a sequence, or "
-        "'each' sequence (default: the first three)",
+        help="print one table per split: 'all', 'illumination', 'viewpoint', the name of a "
+        "sequence, or 'each' for every sequence (default: all illumination viewpoint)",
     )  # fmt: skip
     data.add_argument(
         '--size', type=size, default=(320, 240), metavar='WxH',
-        help='images are resized to it, but for --motion (default: 320x240)',
+        help='resize images to this size, except for --motion (default: 320x240)',
     )  # fmt: skip
     data.add_argument(
         '--top-k', type=positive, default=300, metavar='K',
-        help='points of each image that count, the best ones (default: %(default)s)',
+        help='use at most K points per image, those with the highest scores '
+        '(default: %(default)s)',
     )  # fmt: skip
     data.add_argument(
         '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS,
         metavar='PX',
-        help='count only the best point within so many pixels, for every method; 0: count copies, '
-        'as the paper does (default: %(default)g)',
+        help='count only the best point within this radius in pixels, for every method; 0: count '
+        'all points, as the paper does (default: %(default)g)',
     )  # fmt: skip
     data.add_argument(
         '--truth', choices=TRUTHS,
-        help="how homographies follow the images' resizing: exact to the half pixel, or scaled "
-        "alone, the paper's way (default: exact, but paper with --nms-radius 0)",
+        help='how to adapt homographies to resized images: exact, or scaled without the '
+        'half-pixel shift, as the paper does (default: exact; paper with --nms-radius 0)',
     )  # fmt: skip
     data.add_argument(
         '--found-within', type=real_number(above=0), default=FOUND, metavar='PX',
-        help='distance of the reliability of scores (default: %(default)g)',
+        help='a point counts as found again within this distance in pixels, in the test of how '
+        'well scores predict it (default: %(default)g)',
     )  # fmt: skip
     data.add_argument(
         '--seeds', type=positive, default=1, metavar='N',
-        help='RANSAC runs for each pair, to give mean and deviation (default: %(default)s)',
+        help='run RANSAC N times per pair and report mean and standard deviation '
+        '(default: %(default)s)',
     )  # fmt: skip
 
     tests = parser.add_argument_group('further tests')
     tests.add_argument(
         '--shift', nargs='*', type=Path, metavar='PHOTO',
-        help='do keypoints follow the image or the grid: moves photographs by 0 to 8 px; files or '
-        'folders (default: image 1 of each sequence)',
+        help="shift photographs by 0 to 8 px to test whether keypoints follow the image or the "
+        "network's grid; files or folders (default: image 1 of each sequence)",
     )  # fmt: skip
     tests.add_argument(
         '--robustness', nargs='*', type=Path, metavar='PHOTO',
-        help='matching score against rotation, scale, brightness, blur and noise; files or '
-        'folders (default: image 1 of each sequence)',
+        help='measure the matching score under rotation, scale, brightness, blur and noise; files '
+        'or folders (default: image 1 of each sequence)',
     )  # fmt: skip
     tests.add_argument(
         '--max-photos', type=positive, default=20, metavar='N',
-        help='for these tests, spread over all that are given (default: %(default)s)',
+        help='use at most N photographs for these two tests, evenly spread over those given '
+        '(default: %(default)s)',
     )  # fmt: skip
     tests.add_argument(
         '--motion', nargs='+', type=Path, metavar='DIR', default=[],
-        help='rotation and direction of a moving camera: recorded paths in the layout of KITTI '
-        '(image_0/, calib.txt, poses.txt) or TUM (rgb.txt, groundtruth.txt, and intrinsics.txt: '
-        'fx fy cx cy k1 k2 p1 p2 k3)',
+        help='measure the error of the estimated rotation and direction of a moving camera, on '
+        'recordings in the layout of KITTI (image_0/, calib.txt, poses.txt) or TUM (rgb.txt, '
+        'groundtruth.txt, and intrinsics.txt with fx fy cx cy k1 k2 p1 p2 k3)',
     )  # fmt: skip
     tests.add_argument(
         '--gaps', nargs='+', type=positive, default=GAPS, metavar='N',
-        help='frames between the two of a pair (default: 1 2 5 10 20)',
+        help='pair frames that are this many frames apart (default: 1 2 5 10 20)',
     )  # fmt: skip
 
     output = parser.add_argument_group('output')
     output.add_argument(
         '--paper', choices=('same', 'all', 'none'), default='same',
-        help="which of the paper's rows to print under ours: of the same methods, all, none "
+        help="print the paper's figures below ours: for the same methods, for all, or none "
         '(default: %(default)s)',
     )  # fmt: skip
     output.add_argument('--json', type=Path, metavar='FILE', help='write all figures to a file')

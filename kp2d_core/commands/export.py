@@ -31,8 +31,7 @@ MOST_IMAGES = 64  # to calibrate with; more hardly change the ranges
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'model', nargs='?', default='auto',
-        help='a shipped model or a .safetensors file (default: small, as '
-        'nodes take)',
+        help='name of a shipped model, or a .safetensors file (default: small, as in the node)',
     )  # fmt: skip
     parser.add_argument(
         '-o', '--output', type=Path, metavar='FILE',
@@ -40,44 +39,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     graph = parser.add_argument_group('graph')
     graph.add_argument(
-        '--size', type=size, default='640x480', metavar='WxH', help='of images, multiples of 8'
-    )
-    graph.add_argument(
-        '--top-k', type=positive, metavar='K',
-        help='keypoints that it gives (default: 1000, or all cells if there are fewer; TensorRT '
-        f'takes at most {TENSORRT_TOP_K})',
+        '--size', type=size, default='640x480', metavar='WxH',
+        help='image size; both sides are multiples of 8',
     )  # fmt: skip
     graph.add_argument(
-        '--batch', type=batch, default=1, metavar='N', help="images at once, or 'dynamic'"
+        '--top-k', type=positive, metavar='K',
+        help='number of keypoints in the output (default: 1000, or the number of cells if that is '
+        f'smaller; TensorRT allows at most {TENSORRT_TOP_K})',
+    )  # fmt: skip
+    graph.add_argument(
+        '--batch', type=batch, default=1, metavar='N', help="images per batch, or 'dynamic'"
     )
-    graph.add_argument('--mono', action='store_true', help='takes gray images, not RGB')
-    graph.add_argument('--precision', choices=PRECISIONS, default='fp32', help='of the arithmetic')
-    quality = parser.add_argument_group('int8 and what a precision costs')
+    graph.add_argument('--mono', action='store_true', help='take gray images instead of RGB')
+    graph.add_argument(
+        '--precision', choices=PRECISIONS, default='fp32', help='precision of the arithmetic'
+    )
+    quality = parser.add_argument_group('int8 calibration and loss of quality')
     quality.add_argument(
         '--calibrate', type=Path, metavar='FOLDER',
-        help='images like those that will come, for int8 (default: the ranges that came with '
-        'the model); the ranges are kept beside a model of yours, for int8 at any size',
+        help='measure the ranges for int8 on these images, which should resemble your own; the '
+        'ranges are saved next to the model and serve every size (default: the ranges that come '
+        'with the model)',
     )  # fmt: skip
     quality.add_argument(
         '--save-ranges', type=Path, metavar='JSON',
-        help='where to keep the ranges of --calibrate (default: MODEL.int8.json, beside it)',
+        help='file for the ranges of --calibrate (default: MODEL.int8.json next to the model)',
     )  # fmt: skip
     quality.add_argument(
         '--evaluate', type=Path, metavar='FOLDER',
-        help='sequences in HPatches layout to measure the loss on (default: pairs made of the '
-        'images of --calibrate)',
+        help='measure the loss of quality on sequences in HPatches layout (default: on pairs made '
+        'from the images of --calibrate)',
     )  # fmt: skip
     engines = parser.add_argument_group('TensorRT')
     engines.add_argument(
-        '--tensorrt', action='store_true', help='also build the engine, into the engine cache'
-    )
+        '--tensorrt', action='store_true',
+        help='also build the TensorRT engine and store it in the engine cache',
+    )  # fmt: skip
     engines.add_argument(
         '--compute-capability', type=positive, nargs='+', default=[], metavar='CC',
-        help='GPUs to build for, such as 86 89, without having them (TensorRT-RTX only)',
+        help='build engines for GPUs with these compute capabilities, such as 86 89; they need '
+        'not be in this machine (TensorRT-RTX only)',
     )  # fmt: skip
     engines.add_argument(
         '--engines', type=Path, metavar='FOLDER',
-        help='the engine cache (default: ~/.cache/kp2d/engines, where nodes look)',
+        help='folder of the engine cache (default: ~/.cache/kp2d/engines, where the node looks)',
     )  # fmt: skip
 
 

@@ -34,20 +34,20 @@ from kp2d_core.visualize import draw_keypoints, write_image
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('images', nargs='+', type=Path, help='image files, or folders of them')
+    parser.add_argument('images', nargs='+', type=Path, help='image files or folders')
     parser.add_argument(
         '-o', '--output', type=Path, required=True, metavar='PATH',
-        help='a folder for .npz files, else the file to write',
+        help='with npz the output folder, with hloc and colmap the output file',
     )  # fmt: skip
     parser.add_argument(
         '--format', choices=('npz', 'hloc', 'colmap'), default='npz',
-        help='npz: a file an image with keypoints, scores, descriptors, scales, image_size; '
-        'hloc: one HDF5 file, as hloc reads it; colmap: a database with keypoints, matches and '
-        'two-view geometries, ready for `colmap mapper`',
+        help='npz: one file per image with keypoints, scores, descriptors, scales, image_size; '
+        'hloc: one HDF5 file for hloc; colmap: a database with keypoints, matches and two-view '
+        'geometries, ready for `colmap mapper`',
     )  # fmt: skip
     parser.add_argument(
         '--overlay', action='store_true',
-        help='also draw the keypoints, as NAME.keypoints.png (with npz)',
+        help='also draw the keypoints to NAME.keypoints.png (npz only)',
     )  # fmt: skip
     add_model_arguments(parser)
     add_detection_arguments(parser)

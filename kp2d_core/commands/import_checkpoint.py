@@ -10,13 +10,13 @@ from kp2d_core.reference_checkpoint import read_reference_checkpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('checkpoint', type=Path, help="the authors' file, such as v4.ckpt")
+    parser.add_argument('checkpoint', type=Path, help='checkpoint of the authors, such as v4.ckpt')
     parser.add_argument(
-        '-o', '--output', type=Path, help='default: the same name with .safetensors'
+        '-o', '--output', type=Path, help='output file (default: the same name with .safetensors)'
     )
     parser.add_argument(
         '--variant', choices=('v0', 'v1', 'v2', 'v3', 'v4'),
-        help='what the file is, if its own configuration does not say (default: it does)',
+        help="variant of the network (default: as in the file's own configuration)",
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ FIGURES = EXPLANATIONS | {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('model', nargs='?', help='a shipped model or a model file (default: none)')
+    parser.add_argument('model', nargs='?', help='name of a shipped model, or a model file')
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,20 +20,20 @@ from kp2d_core.views.pairs import make_sequences
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        'Of each photograph: the middle of it, the same moved, from another viewpoint, turned, '
-        'zoomed (v_NAME), and in another light (i_NAME), in HPatches layout with exact '
-        'homographies. `kp2d evaluate --data` and `kp2d train --val` take the folder.'
+        'Make test sequences in HPatches layout with exact homographies. Each photograph gives '
+        'two sequences: v_NAME with shifted, oblique, rotated and zoomed views, and i_NAME with '
+        'changes of light. Use the folder with `kp2d evaluate --data` or `kp2d train --val`.'
     )
-    parser.add_argument('images', nargs='+', type=Path, help='image files, or folders of them')
+    parser.add_argument('images', nargs='+', type=Path, help='image files or folders')
     parser.add_argument(
-        '-o', '--output', type=Path, required=True, metavar='DIR', help='a new folder'
+        '-o', '--output', type=Path, required=True, metavar='DIR', help='new folder to write'
     )
     parser.add_argument(
         '--size', type=size, default=(640, 480), metavar='WxH',
-        help='of the images; smaller photographs are left out (default: 640x480)',
+        help='size of the views; smaller photographs are skipped (default: 640x480)',
     )  # fmt: skip
     parser.add_argument(
-        '--seed', type=whole_number(), default=0, help='other views with another number'
+        '--seed', type=whole_number(), default=0, help='random seed; it determines the views'
     )
 
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             if given[0] < args.size[0] or given[1] < args.size[1]:
                 raise FileError(f'it has only {given[0]}x{given[1]} pixels')
         except FileError as error:
-            print(f'kp2d make-sequences: left out: {path}: {error}', file=sys.stderr)
+            print(f'kp2d make-sequences: skipped: {path}: {error}', file=sys.stderr)
             continue
         # By name, so that the views of one photograph do not depend on the others.
         random = np.random.default_rng([args.seed, zlib.crc32(name.encode())])

@@ -51,45 +51,53 @@ GEOMETRIES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        'Match two images and draw the matches; or, with --format, match many images and write '
-        'what was found.'
+        'Match two images and draw the matches. With --format, match many images and write the '
+        'matches to files.'
     )
     parser.add_argument(
         'images', nargs='+', type=Path,
-        help='two images; with --format any number of them, and folders',
+        help='two images; with --format any number of images and folders',
     )  # fmt: skip
     parser.add_argument(
         '-o', '--output', type=Path, metavar='PATH',
-        help='the picture to draw (default: matches.png); with --format npz or hloc a folder, '
-        'with colmap the database',
+        help='picture to write (default: matches.png); with --format npz or hloc the output '
+        'folder, with colmap the database',
     )  # fmt: skip
     parser.add_argument(
         '--format', choices=('npz', 'hloc', 'colmap'),
-        help='npz: a file a pair; hloc: features.h5, matches.h5 and pairs.txt; colmap: a '
+        help='npz: one file per pair; hloc: features.h5, matches.h5 and pairs.txt; colmap: a '
         'database with keypoints, matches and two-view geometries',
     )  # fmt: skip
     add_model_arguments(parser)
     add_detection_arguments(parser)
     group = parser.add_argument_group('matching')
     group.add_argument(
-        '--max-ratio', type=real_number(above=0), help='ratio test, such as 0.9 (default: off)'
-    )
-    group.add_argument(
-        '--max-distance', type=real_number(above=0), help='of descriptors, 0 to 2 (default: off)'
-    )
-    group.add_argument(
-        '--verification', choices=tuple(GEOMETRIES),
-        help='geometry that tells inliers from outliers: homography for a plane or a camera that '
-        'only turns, fundamental for scenes with depth (default: homography for two images, '
-        'fundamental for npz, none for hloc and colmap, which verify by themselves)',
+        '--max-ratio', type=real_number(above=0), metavar='R',
+        help='ratio test: keep a match if its distance is below R times that of the second '
+        'nearest, such as 0.9 (default: off)',
     )  # fmt: skip
     group.add_argument(
-        '--threshold', type=real_number(above=0), default=3.0, help='of the verification, in px'
+        '--max-distance', type=real_number(above=0), metavar='D',
+        help='keep matches with a descriptor distance of at most D, 0 to 2 (default: off)',
+    )  # fmt: skip
+    group.add_argument(
+        '--verification', choices=tuple(GEOMETRIES),
+        help='geometric model that separates inliers from outliers: homography for a plane or a '
+        'camera that only rotates, fundamental for scenes with depth (default: homography for '
+        'two images, fundamental for npz, none for hloc and colmap, which do their own '
+        'verification)',
+    )  # fmt: skip
+    group.add_argument(
+        '--threshold',
+        type=real_number(above=0),
+        default=3.0,
+        metavar='PX',
+        help='largest error of an inlier, in pixels',
     )
     group.add_argument(
         '--refine', action='store_true',
-        help='align the image patches around the matches of two images, to a tenth of a pixel or '
-        'two; what does not align is no inlier',
+        help='refine the matches of two images to sub-pixel accuracy by aligning the patches '
+        'around them; a match that does not align is not an inlier',
     )  # fmt: skip
     add_pair_arguments(parser)
 
@@ -100,12 +108,12 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         raise ValueError(f'--format {args.format} needs -o: where to write')
     if args.refine:
-        raise ValueError('--refine goes with two images: formats have one place for a keypoint, '
-                         'whatever it is matched with')  # fmt: skip
+        raise ValueError('--refine works only with two images: these formats store one position '
+                         'per keypoint, not one per match')  # fmt: skip
     check_pair_arguments(args)
     images = images_of(args)
     if len(images) < 2:
-        raise ValueError('there is only one image: matching takes two or more')
+        raise ValueError('there is only one image: matching needs two or more')
     named = extract_named(args, images)
     if args.format == 'colmap':
         write_colmap(args, named, **options_of(args, 'none'))
@@ -127,7 +135,7 @@ def match_two(args: argparse.Namespace) -> int:
     options = options_of(args, 'homography')
     matches, aligned = match(first, second, **options), ''
     if args.refine:
-        # Refined before it is verified: the geometry then rests on what is exact.
+        # Refine before verification, so that the geometry is estimated from precise positions.
         matches = match(first, second, **(options | {'verification': 'none'}))
         refined = refine_matches(*images, first, second, matches)
         aligned = f'{int(refined.aligned.sum())} aligned, '

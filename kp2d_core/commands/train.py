@@ -1,4 +1,4 @@
-"""`kp2d train`: a keypoint model from a folder of images or a ROS bag."""
+"""`kp2d train`: train a keypoint model on images or ROS bags."""
 
 from __future__ import annotations
 
@@ -15,52 +15,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group('data')
     data.add_argument(
         '--data', type=Path, nargs='+', metavar='PATH',
-        help='folders of images (searched recursively), image files, ROS 2 bags; --resume knows '
-        'them',
+        help='folders of images (searched recursively), image files or ROS 2 bags (default with '
+        '--resume: those of the run)',
     )  # fmt: skip
-    data.add_argument('--topic', help='of a bag (default: every topic with images)')
+    data.add_argument('--topic', help='image topic of a bag (default: all image topics)')
     data.add_argument(
         '--every', type=real_number(least=0, most=1e6), metavar='SECONDS',
-        help='take a frame of a bag no more often (default: 0.5)',
+        help='shortest time between two frames taken from a bag (default: 0.5)',
     )  # fmt: skip
     data.add_argument(
         '--val', type=Path, metavar='FOLDER',
-        help='validate on these: HPatches layout, or photographs (default: some of --data)',
+        help='validate on this folder: photographs, or sequences in HPatches layout (default: '
+        'hold out some images of --data)',
     )  # fmt: skip
     recipe = parser.add_argument_group('recipe')
     recipe.add_argument(
         '--config',
         metavar='RECIPE',
-        help='small, v0, v1, v2, v3, v4 (those of the paper), or a YAML file (default: small)',
+        help='small, fast, half, v0 to v4 (the variants of the paper), or a YAML file '
+        '(default: small)',
     )
     recipe.add_argument(
         '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
-        help='change a value of the recipe, such as loss.descriptor=infonce; repeatable',
+        help='change a value of the recipe, such as optimizer.batch=4; may be repeated',
     )  # fmt: skip
     recipe.add_argument(
-        '--seed', type=whole_number(), help='of everything random (default: the recipe)'
+        '--seed', type=whole_number(), help='random seed (default: that of the recipe)'
     )
     recipe.add_argument(
-        '--init', metavar='MODEL', help='begin with the weights of a model, not with random ones'
+        '--init', metavar='MODEL', help='start from the weights of this model (default: random)'
     )
     budget = parser.add_argument_group('how long')
     budget.add_argument(
-        '--steps', type=positive, help='end after so many (default: the recipe, if no --minutes)'
-    )
+        '--steps', type=positive, metavar='N',
+        help='stop after N steps (default: as in the recipe, unless --minutes is given)',
+    )  # fmt: skip
     budget.add_argument(
         '--minutes',
         type=real_number(above=0, most=1e9),
-        help='end after so many, over all parts of a resumed run',
+        metavar='N',
+        help='stop after N minutes, counted over all parts of a resumed run',
     )
     run = parser.add_argument_group('run')
     run.add_argument(
         '--out', type=Path, default=Path('runs/train'), metavar='FOLDER',
-        help='where checkpoints and reports go',
+        help='folder for checkpoints and reports',
     )  # fmt: skip
     run.add_argument(
-        '--resume', action='store_true', help='go on exactly where the run in --out stopped'
+        '--resume', action='store_true', help='continue the run in --out exactly where it stopped'
     )
-    run.add_argument('--quiet', action='store_true', help='no progress bar')
+    run.add_argument('--quiet', action='store_true', help='show no progress bar')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if args.resume:
         if args.config or args.init:
             raise ValueError(
-                '--resume goes on with its own recipe and weights: leave out --config and --init; '
-                '--set changes a value'
+                '--resume uses the recipe and weights of the run: do not give --config or --init; '
+                'change values with --set'
             )
         config, progress, _ = read_state(args.out / STATE)
         data = data_of(args, progress.data)
@@ -105,12 +109,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def data_of(args: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
-    """What to train on: as it is given, else as the run that is resumed knows it."""
+    """What to train on: --data if given, else the data of the run that is resumed."""
     if args.data is None:
         if not {'paths', 'topic', 'every'} <= set(known):
             raise ValueError('give --data: folders of images, image files or ROS 2 bags')
         if args.topic is not None or args.every is not None:
-            raise ValueError('--topic and --every go with --data')
+            raise ValueError('--topic and --every need --data')
         return known
     every = 0.5 if args.every is None else args.every
     paths = [str(path.absolute()) for path in args.data]

@@ -34,24 +34,29 @@ SLOW_MODEL = 0.2  # seconds a frame
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--model', default='small', help='random weights if it does not ship')
-    parser.add_argument('--runtime', default='auto', help='what runs it')
+    parser.add_argument('--model', default='small', help='model, or a variant with random weights')
+    parser.add_argument('--runtime', default='auto', help='inference runtime')
     parser.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
     parser.add_argument(
-        '--threads', type=whole_number(0, MOST_THREADS), default=0, help='0: the runtime decides'
-    )
-    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='what to do')
-    parser.add_argument('--frames', type=positive, default=150, help='of the overhead')
+        '--threads', type=whole_number(0, MOST_THREADS), default=0,
+        help='CPU threads; 0: the runtime decides',
+    )  # fmt: skip
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='what to measure')
+    parser.add_argument('--frames', type=positive, default=150, help='frames of the overhead part')
     parser.add_argument(
-        '--seconds', type=real_number(above=0), default=30.0, help='of the overload'
-    )
-    parser.add_argument(
-        '--soak', type=real_number(least=0), default=600.0, help='seconds of the soak'
+        '--seconds', type=real_number(above=0), default=30.0, help='length of the overload part'
     )
     parser.add_argument(
-        '--domain', type=whole_number(0, 232), default=91, help='ROS_DOMAIN_ID to be alone in'
+        '--soak',
+        type=real_number(least=0),
+        default=600.0,
+        help='length of the soak part, in seconds',
     )
-    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
+    parser.add_argument(
+        '--domain', type=whole_number(0, 232), default=91,
+        help='ROS_DOMAIN_ID; no other node should use it',
+    )  # fmt: skip
+    parser.add_argument('--json', type=Path, metavar='FILE', help='write all figures to a file')
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,23 +40,33 @@ class CameraNode(Node):
             self._declare(
                 'source',
                 '',
-                'A folder, image, video or bag, or webcam, or the number of one; '
-                'empty: a moving view.',
+                'Images to publish: a folder, image, video, bag, webcam, or the number of a '
+                'webcam; empty: a moving view over a photograph.',
                 dynamic_typing=True,
             )
         )
-        topic = self._declare('topic', '', 'Of the images in a bag; empty: the first.')
-        rate = self._declare('rate', 0.0, 'Hz; 0: as recorded, or 30.', range=(0.0, 1000.0))
-        self._loop = self._declare('loop', True, 'Begin anew after the last picture.')
-        width = self._declare('width', 0, 'Of the pictures; 0: as they are.', range=(0, 16384))
-        height = self._declare('height', 0, 'Of the pictures; 0: as they are.', range=(0, 16384))
-        self._encoding = self._declare('encoding', 'rgb8', f'One of {", ".join(ENCODINGS)}.')
-        self._frame_id = self._declare('frame_id', 'camera_optical_frame', 'Of the headers.')
+        topic = self._declare('topic', '', 'Image topic of a bag; empty: the first one.')
+        rate = self._declare(
+            'rate', 0.0, 'Frame rate in Hz; 0: as recorded, else 30.', range=(0.0, 1000.0)
+        )
+        self._loop = self._declare('loop', True, 'Start again after the last image.')
+        width = self._declare('width', 0, 'Image width; 0: do not resize.', range=(0, 16384))
+        height = self._declare('height', 0, 'Image height; 0: do not resize.', range=(0, 16384))
+        self._encoding = self._declare(
+            'encoding', 'rgb8', f'Encoding of image_raw: {", ".join(ENCODINGS)}.'
+        )
+        self._frame_id = self._declare(
+            'frame_id', 'camera_optical_frame', 'frame_id of the published headers.'
+        )
         calibration = self._declare(
-            'calibration', '', 'A YAML file of camera_calibration, for camera_info.'
+            'calibration',
+            '',
+            'Calibration file (YAML of camera_calibration) to publish as camera_info.',
         )
         reliable = self._declare(
-            'reliable', True, 'Publish reliably, which meets both kinds of subscribers.'
+            'reliable',
+            True,
+            'Publish with reliable QoS, which reliable and best-effort subscribers accept.',
         )
         if self._encoding not in ENCODINGS:
             raise ValueError(f'encoding must be one of {", ".join(ENCODINGS)}')

@@ -38,30 +38,39 @@ def parser() -> argparse.ArgumentParser:
     where = result.add_mutually_exclusive_group()
     where.add_argument(
         '--source', default='',
-        help="a folder, image, video, bag or 'webcam'; if empty, a moving view over a photograph",
+        help="images to show: a folder, image, video, bag or 'webcam' (default: a moving view "
+        'over a photograph)',
     )  # fmt: skip
-    where.add_argument('--topic', default='', help='images of a running robot, not a camera')
-    result.add_argument('--compressed', action='store_true', help='the topic is compressed')
+    where.add_argument(
+        '--topic', default='', help='image topic of a running robot, instead of a source'
+    )
+    result.add_argument('--compressed', action='store_true', help='--topic is compressed')
     result.add_argument(
         '--rate', type=real_number(least=0, most=1000), default=0.0,
-        help='Hz of the camera; 0: as recorded',
+        help='frame rate in Hz; 0: as recorded',
     )  # fmt: skip
-    result.add_argument('--size', type=size, metavar='WxH', help='of the camera')
-    result.add_argument('--once', action='store_true', help='end with the last picture')
-    result.add_argument('--seconds', type=real_number(least=0), help='end after so long')
-    result.add_argument('--model', default='auto', help='see docs/node.md, as for the next')
-    result.add_argument('--runtime', default='auto', help='what runs the model')
+    result.add_argument('--size', type=size, metavar='WxH', help='image size of the camera')
+    result.add_argument('--once', action='store_true', help='stop after the last image')
+    result.add_argument('--seconds', type=real_number(least=0), help='stop after this time')
+    result.add_argument('--model', default='auto', help='model; see docs/node.md')
+    result.add_argument('--runtime', default='auto', help='inference runtime; see docs/node.md')
     result.add_argument('--precision', default='auto', help='auto, fp32, fp16 or int8')
-    result.add_argument('--max-keypoints', type=positive, default=1000, help='the best so many')
-    result.add_argument('--out', type=Path, default=Path('out/run'), help='for overlays and logs')
     result.add_argument(
-        '--save', type=whole_number(), default=60, help='overlays at most, one a second'
+        '--max-keypoints', type=positive, default=1000, metavar='N',
+        help='keep at most N keypoints, those with the highest scores',
+    )  # fmt: skip
+    result.add_argument(
+        '--out', type=Path, default=Path('out/run'), help='folder for overlays and logs'
     )
     result.add_argument(
-        '--port', type=whole_number(0, 65535), default=0,
-        help='of the live page; 0: any free one',
+        '--save', type=whole_number(), default=60, metavar='N',
+        help='save at most N overlays, one per second',
     )  # fmt: skip
-    result.add_argument('--no-browser', action='store_true', help='print its address only')
+    result.add_argument(
+        '--port', type=whole_number(0, 65535), default=0,
+        help='port of the live page; 0: any free port',
+    )  # fmt: skip
+    result.add_argument('--no-browser', action='store_true', help='only print the address')
     return result
 
 
