@@ -52,7 +52,7 @@ EXTRAS = {
     'bags': ['rosbags>=0.10'],
     # Features and matches for hloc and COLMAP.
     'slam': ['h5py>=3.8', 'pycolmap>=4.2'],
-    'eval': ['matplotlib>=3.7', 'pillow>=10'],
+    'eval': ['matplotlib>=3.7', 'pillow>=10', 'jinja2>=3.0'],
     'train': ['torch>=2.4', 'tensorboard>=2.14', 'matplotlib>=3.7', 'pillow>=10', 'rosbags>=0.10'],
     # For machines without a ROS distribution (x86_64 Linux only).
     'ros': [

@@ -35,6 +35,7 @@ EXTRAS = {
     'torch': 'train',
     'tensorboard': 'train',
     'matplotlib': 'eval',
+    'jinja2': 'eval',
     'onnx': 'export',
     'onnxruntime': 'onnxruntime',
     'openvino': 'openvino',
