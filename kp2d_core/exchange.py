@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,6 +22,7 @@ from kp2d_core.matching import Matches, match
 
 Pair = tuple[int, int]  # indices of two images
 
+ROOM = 32 << 20  # bytes that must be free to go on with a database
 CENTRE = 0.5  # what COLMAP adds to a pixel: (0.5, 0.5) is the centre of its top-left one
 
 
@@ -96,9 +100,7 @@ def save_matches_npz(path: Path, first: Features, second: Features, matches: Mat
 
 def save_hloc_features(path: Path, found: Iterable[tuple[str, Features]]) -> None:
     """A group an image, as hloc's extractors write them."""
-    import h5py
-
-    with atomic_write(path) as temporary, h5py.File(temporary, 'w', locking=False) as file:
+    with _hdf5(path) as file:
         for name, features in found:
             group = file.create_group(name)
             keypoints = group.create_dataset('keypoints', data=features.keypoints)
@@ -111,9 +113,7 @@ def save_hloc_features(path: Path, found: Iterable[tuple[str, Features]]) -> Non
 
 def save_hloc_matches(path: Path, named: Named, matched: Iterable[tuple[Pair, Matches]]) -> None:
     """A group a pair, as hloc's matchers write them: for each point its partner, or -1."""
-    import h5py
-
-    with atomic_write(path) as temporary, h5py.File(temporary, 'w', locking=False) as file:
+    with _hdf5(path) as file:
         for (i, j), matches in matched:
             first, second = (named.names[index].replace('/', '-') for index in (i, j))
             group = file.create_group(f'{first}/{second}')
@@ -142,7 +142,7 @@ def save_colmap(
     import pycolmap
 
     verified = 0
-    with atomic_write(path) as temporary, _quiet(pycolmap):
+    with atomic_write(path) as temporary, _quiet(pycolmap), _database(path, temporary):
         options = pycolmap.ImageReaderOptions()
         mode = pycolmap.CameraMode.AUTO
         if camera is not None:
@@ -158,8 +158,10 @@ def save_colmap(
         cameras = {c.camera_id: c for c in database.read_all_cameras()}
         points = [features.keypoints.astype(np.float64) + CENTRE for features in named.features]
         for image, given in zip(images, points, strict=True):
+            _need_room(path)
             database.write_keypoints(image.image_id, given.astype(np.float32))
         for (i, j), matches in matched:
+            _need_room(path)
             kept = matches.indices[matches.inliers].astype(np.uint32)
             ids = images[i].image_id, images[j].image_id
             database.write_matches(*ids, kept)
@@ -187,6 +189,60 @@ def colmap_camera(camera: Camera) -> tuple[str, list[float]]:
     if any(lens[4:]):
         return 'FULL_OPENCV', [*pinhole, *(lens + [0.0] * 8)[:8]]
     return 'OPENCV', [*pinhole, *lens[:4]]
+
+
+@contextmanager
+def _hdf5(path: Path) -> Iterator[Any]:
+    """A new HDF5 file, there once it is whole."""
+    import h5py
+
+    with atomic_write(path) as temporary, _Sink(temporary, 'w+') as sink:
+        with h5py.File(sink, 'w') as file:
+            yield file
+        if sink.failure is not None:
+            raise sink.failure
+
+
+class _Sink(io.FileIO):
+    """A file that notes what goes wrong: told of a full disk, HDF5 crashes the process."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.failure is None:
+            try:
+                written = 0
+                while written < len(data):  # a call may write a part
+                    written += super().write(memoryview(data)[written:]) or 0
+            except OSError as error:
+                self.failure = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.failure = self.failure or error
+            return size or 0
+
+
+@contextmanager
+def _database(path: Path, temporary: Path) -> Iterator[None]:
+    """COLMAP's errors as ours, and nothing left of what SQLite keeps beside its file."""
+    _need_room(path)
+    try:
+        yield
+    except RuntimeError as error:
+        raise FileError(f'cannot write {path}: {" ".join(str(error).split())}') from error
+    finally:
+        for suffix in ('-wal', '-shm', '-journal'):
+            temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
+
+
+def _need_room(path: Path) -> None:
+    """On a full disk COLMAP ends the process."""
+    if shutil.disk_usage(path.parent).free < ROOM:
+        raise FileError(f'cannot write {path}: less than {ROOM >> 20} MB are left on the disk')
 
 
 class _quiet:
