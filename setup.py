@@ -44,6 +44,8 @@ def data_files() -> list[tuple[str, list[str]]]:
 # it a NumPy that breaks the distribution's cv_bridge) in front of it.
 REQUIRED = ['numpy>=1.21', 'PyYAML>=5.4', 'safetensors>=0.4', 'tqdm>=4.57']
 EXTRAS = {
+    # All that a machine without ROS needs to run a model; `kp2d` (packaging/kp2d) brings it.
+    'run': ['opencv-contrib-python-headless>=4.8', 'openvino>=2024.4', 'onnx>=1.16'],
     'opencv': ['opencv-contrib-python-headless>=4.8'],
     'onnxruntime': ['onnxruntime>=1.16'],
     'openvino': ['openvino>=2024.4'],

@@ -84,11 +84,12 @@ def rank_colours(count: int) -> list[tuple[int, int, int]]:
 
 
 def put_caption(image: Image, text: str) -> None:
-    """Write a line at the top left, readable on any background, in place."""
-    for colour, thickness in (((0, 0, 0), 4), ((255, 255, 255), 1)):
-        cv2.putText(
-            image, text, (8, 22), cv2.FONT_HERSHEY_SIMPLEX, 0.55, colour, thickness, cv2.LINE_AA
-        )
+    """Write a line at the top left, on a dark bar, in place."""
+    font, size = cv2.FONT_HERSHEY_SIMPLEX, 0.55
+    (width, height), below = cv2.getTextSize(text, font, size, 1)
+    bar = image[: height + below + 10, : width + 16]
+    bar[:] = bar // 4
+    cv2.putText(image, text, (8, height + 5), font, size, (255, 255, 255), 1, cv2.LINE_AA)
 
 
 def to_rgb(image: Image) -> Image:

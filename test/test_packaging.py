@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
 import xml.etree.ElementTree as ElementTree
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +110,28 @@ def test_package_xml_is_valid_and_has_the_version():
     assert (package.name, package.version) == ('kp2d_ros', __version__)
     assert package.get_build_type() == 'ament_python'
     assert ElementTree.parse(ROOT / 'package.xml').getroot().get('format') == '3'
+
+
+def test_pip_install_kp2d_brings_this_version_with_opencv_and_a_runtime(checkout, tmp_path):
+    """The wheel as pip sees it; and every extra that it asks for is one of ours."""
+    source = shutil.copytree(checkout / 'packaging' / 'kp2d', tmp_path / 'kp2d')
+    run(sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '-w', tmp_path,
+        source)  # fmt: skip
+    (wheel,) = tmp_path.glob('kp2d-*.whl')
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith('METADATA'))
+        metadata = email.message_from_bytes(archive.read(name))
+    assert (metadata['Name'], metadata['Version']) == ('kp2d', __version__)
+    required = metadata.get_all('Requires-Dist')
+    assert re.sub(r'[-_]', '_', required[0]) == f'kp2d_ros[run]=={__version__}'
+    tree = ast.parse((checkout / 'setup.py').read_text())
+    (extras,) = (
+        ast.literal_eval(node.value) for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == 'EXTRAS'
+    )  # fmt: skip
+    assert {re.search(r'\[(\w+)\]', line)[1] for line in required} <= set(extras)
+    brought = {re.match(r'[\w-]+', line)[0] for line in extras['run']}
+    assert brought == {'opencv-contrib-python-headless', 'openvino', 'onnx'}
 
 
 @pytest.mark.parametrize('package', ['kp2d_core', 'kp2d_ros'])
