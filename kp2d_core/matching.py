@@ -63,6 +63,7 @@ def match(
     intrinsics    3x3 camera matrix of both images
     undistort     takes pixels (M, 2) to those of a camera without distortion, for the verification
     """
+    a, b = as_float32(first), as_float32(second)
     _check_options(first, second, max_ratio, max_distance, radius, predicted)
     if not len(first) or not len(second):
         return _no_matches()
@@ -71,9 +72,7 @@ def match(
         centres = first.keypoints if predicted is None else np.asarray(predicted, np.float32)
         centres = np.where(np.isfinite(centres), centres, np.float32(FAR))
         gate = Gate(centres, second.keypoints, radius)
-    found = find_neighbours(
-        _as_float32(first), _as_float32(second), gate, runner_up=max_ratio is not None
-    )
+    found = find_neighbours(a, b, gate, runner_up=max_ratio is not None)
     if np.isnan(found.best).any():
         raise ValueError('descriptors hold NaN')
 
@@ -135,12 +134,6 @@ def _check_options(
         raise ValueError('predicted positions need a radius')
     if predicted is not None and np.shape(predicted) != (len(first), 2):
         raise ValueError(f'predicted must be ({len(first)}, 2), got {np.shape(predicted)}')
-    for features in (first, second):
-        if features.descriptors.ndim != 2 or len(features.descriptors) != len(features):
-            raise ValueError(
-                f'{len(features)} keypoints need as many rows of descriptors, got shape '
-                f'{features.descriptors.shape}'
-            )
     if first.descriptors.shape[1:] != second.descriptors.shape[1:] and len(first) and len(second):
         raise ValueError(
             f'descriptors differ in length: {first.descriptors.shape[1]} and '
@@ -148,9 +141,14 @@ def _check_options(
         )
 
 
-def _as_float32(features: Features) -> Float:
-    """Products of the bytes that messages have would overflow."""
+def as_float32(features: Features) -> Float:
+    """The descriptors: products of the bytes that messages have would overflow."""
     descriptors = features.descriptors
+    if descriptors.ndim != 2 or len(descriptors) != len(features):
+        raise ValueError(
+            f'{len(features)} keypoints need as many rows of descriptors, got shape '
+            f'{descriptors.shape}'
+        )
     return descriptors if descriptors.dtype == np.float32 else unit_descriptors(descriptors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -22,6 +23,7 @@ from kp2d_core.camera import Camera
 from kp2d_core.cli import main
 from kp2d_core.errors import FileError
 from kp2d_core.features import select, suppress_neighbours
+from kp2d_core.odometry import Odometry
 from kp2d_core.verification import VERIFICATIONS
 
 
@@ -275,6 +277,62 @@ def test_cameras(k, d, model, points):
     with np.errstate(all='ignore'):
         camera.rays(points.astype(np.float64))
         camera.undistort(points.astype(np.float32))
+
+
+SCENE = np.random.default_rng(0).uniform([-3, -3, 3], [3, 3, 9], (300, 3))
+SIGNS = np.random.default_rng(1).normal(size=(300, 16)).astype(np.float32)
+SIGNS /= np.linalg.norm(SIGNS, axis=1, keepdims=True)
+WILD = {
+    'usual': lambda f: f,
+    'nothing': lambda f: f[:0],
+    'few': lambda f: f[:6],
+    'one place': lambda f: replace(f, keypoints=np.zeros_like(f.keypoints)),
+    'no place': lambda f: replace(f, keypoints=np.full_like(f.keypoints, np.nan)),
+    'far': lambda f: replace(f, keypoints=f.keypoints * np.float32(1e6)),
+    'mirrored': lambda f: replace(f, keypoints=f.keypoints[::-1].copy()),
+    'one sign': lambda f: replace(f, descriptors=np.repeat(f.descriptors[:1], len(f), axis=0)),
+    'no sign': lambda f: replace(f, descriptors=np.full_like(f.descriptors, np.nan)),
+    'short': lambda f: replace(f, descriptors=f.descriptors[:, :8]),
+    'bytes': lambda f: replace(f, descriptors=np.rint(f.descriptors * 127).astype(np.int8)),
+    'sure': lambda f: replace(f, sigma=np.zeros(len(f), np.float32)),
+    'unsure': lambda f: replace(f, sigma=np.full(len(f), np.nan, np.float32)),
+}
+
+
+def seen_at(time: float) -> Features:
+    """What a camera sees of the scene that goes by it."""
+    points = SCENE - [0.15 * time, 0, 0.05 * time]
+    pixels = points[:, :2] / points[:, 2:] * 500 + [320, 240]
+    inside = (np.abs(pixels - [320, 240]) < [320, 240]).all(axis=1)
+    count = int(inside.sum())
+    return Features(
+        pixels[inside].astype(np.float32), np.ones(count, np.float32), SIGNS[inside], (640, 480)
+    )
+
+
+@examples(3)
+@given(
+    st.lists(st.sampled_from(['usual'] * 12 + sorted(WILD)), min_size=12, max_size=25),
+    st.lists(numbers, max_size=2),
+)
+def test_odometry(kinds, stamps):
+    odometry = Odometry(Camera.create((640, 480), [500, 0, 320, 0, 500, 240, 0, 0, 1]))
+    for time, kind in enumerate(kinds):
+        try:
+            with np.errstate(all='ignore'):
+                estimate = odometry.update(WILD[kind](seen_at(time)), 0.1 * time)
+        except ValueError as error:
+            assert 'descriptors' in str(error)
+            continue
+        assert estimate.pose is None or np.isfinite(estimate.pose).all()
+    for stamp in stamps:
+        try:
+            odometry.update(seen_at(0), stamp)
+        except ValueError as error:
+            assert 'stamp' in str(error)
+    odometry.finish()
+    times, poses = odometry.trajectory()
+    assert np.isfinite(times).all() and np.isfinite(poses).all()
 
 
 def test_the_usual_works(detector, here, model, photographs):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 
 from kp2d_core.camera import Camera
+from kp2d_core.checks import number
 from kp2d_core.features import Features
+from kp2d_core.matching import as_float32
 from kp2d_core.odometry.frames import Frame, Map, Rig, make_frame
 from kp2d_core.odometry.geometry import Matrix, invert
 from kp2d_core.odometry.loops import adjust_all, close_loops, find_loops, join_maps
@@ -84,6 +86,7 @@ class Odometry:
         self.world: Map | None = None  # the map of now
         self.placed: list[Placed] = []  # frames with a pose, in the order of time
         self._count = 0
+        self._length: int | None = None  # of the descriptors
         self._lost_for = 0
         self._starter = self._new_starter()
         self._retrieval = Retrieval()
@@ -102,7 +105,9 @@ class Odometry:
             raise ValueError(
                 f'the rig has {len(self.rig.cameras)} cameras, but features of {len(parts)} came'
             )
-        frame = make_frame(self.rig, parts, stamp, self._count)
+        frame = make_frame(
+            self.rig, [self._checked(part) for part in parts], number(stamp, 'stamp'), self._count
+        )
         self._count += 1
         if self.world is None:
             return self._start(frame, State.STARTING)
@@ -113,6 +118,18 @@ class Odometry:
                 self._motion = fit.pose @ invert(self._last.pose)
                 return self._go_on(frame, fit, State.TRACKING)
         return self._search(frame)
+
+    def _checked(self, features: Features) -> Features:
+        """With float32 descriptors, as long as those of the map; ValueError if they are not."""
+        found = as_float32(features)
+        if self._length not in (None, found.shape[1]):
+            raise ValueError(
+                f'descriptors have {found.shape[1]} values, those of the map have {self._length}'
+            )
+        if not np.isfinite(found).all():
+            raise ValueError('descriptors hold NaN or infinity')
+        self._length = found.shape[1]
+        return replace(features, descriptors=found)
 
     # Starting
 
