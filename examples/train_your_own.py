@@ -8,6 +8,7 @@ from kp2d_core.checkpoint import save_checkpoint
 from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise, sample_descriptors
 
+torch.manual_seed(0)
 images = torch.stack([torch.from_numpy(image[:128, :160]) for image in (astronaut(), coffee())])
 network = KeyPointNet.from_pretrained('small').train()
 optimizer = torch.optim.AdamW(network.parameters(), 1e-4)
