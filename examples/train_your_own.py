@@ -8,12 +8,11 @@ from kp2d_core.checkpoint import save_checkpoint
 from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise, sample_descriptors
 
-torch.manual_seed(0)
 images = torch.stack([torch.from_numpy(image[:128, :160]) for image in (astronaut(), coffee())])
 network = KeyPointNet.from_pretrained('small').train()
 optimizer = torch.optim.AdamW(network.parameters(), 1e-4)
 for step in range(5):
-    dark = (images * torch.empty(2, 1, 1, 1).uniform_(0.3, 1)).to(torch.uint8)
+    dark = (images * 0.4).to(torch.uint8)
     bright, dim = network(normalise(images)), network(normalise(dark))
     points = bright.keypoints.flatten(2).transpose(1, 2).detach()  # (B, N, 2), pixels
     first, second = (sample_descriptors(m.descriptors, points, (128, 160)) for m in (bright, dim))
