@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from kp2d_core.architecture import VARIANTS
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
@@ -23,6 +24,8 @@ from kp2d_core.images import Image
 from kp2d_core.runtimes import Outputs, Runtime, open_source_with
 
 BASELINE = "v4 the authors' way"
+PAUSE = 0.01  # seconds: threads that the one before left waiting in a loop go to sleep
+REPEATS = 3  # in a row, after one that is not counted
 
 
 @dataclass(frozen=True)
@@ -177,3 +180,36 @@ def source_to_time(name: str, precision: str) -> ModelSource:
     layers = quantized_layers(checkpoint.architecture)
     ranges = dict.fromkeys(layers, 8.0) if precision == 'int8' else None
     return ModelSource(checkpoint.architecture, precision, checkpoint, ranges)
+
+
+def time_in_turns(
+    contestants: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: str | None = None,
+) -> dict[str, list[float]]:
+    """Milliseconds of every call, `rounds` times REPEATS of each.
+
+    The clock `time.process_time` counts the work of all threads, however busy the machine is.
+    """
+    for run in contestants.values():  # whatever is compiled or allocated once
+        run()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in tqdm(range(rounds), progress, unit='round', disable=progress is None):
+        for name, run in contestants.items():
+            time.sleep(PAUSE)
+            run()
+            for _ in range(REPEATS):
+                start = clock()
+                run()
+                times[name].append(1000 * (clock() - start))
+    return times
+
+
+def summary(milliseconds: list[float]) -> dict[str, float]:
+    return {
+        'median_ms': float(np.median(milliseconds)),
+        'p95_ms': float(np.percentile(milliseconds, 95)),
+        'fastest_ms': min(milliseconds),
+    }

@@ -11,7 +11,13 @@ from torch.nn import functional as F
 from kp2d_core.architecture import CELL
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.networks import KeyPointNet, Maps
-from kp2d_core.networks.geometry import inner_cells, normalise, sample_descriptors, to_grid
+from kp2d_core.networks.geometry import (
+    inner_cells,
+    normalise,
+    sample_descriptors,
+    to_cells,
+    to_grid,
+)
 from kp2d_core.runtimes.base import Outputs, with_sigmas
 from kp2d_core.training.config import LossConfig
 from kp2d_core.training.model import TrainingModel
@@ -81,7 +87,7 @@ def image_loss(source: Maps, target: Maps, matrix: Tensor, model: TrainingModel)
         loss = loss + config.location * near.mean()
         merit = (source_scores[valid] + target_scores[partner[valid]]) / 2
         loss = loss + config.score * (merit * (near - near.mean())).mean()
-    grid = to_grid((warped.detach() - (CELL - 1) / 2) / CELL, (rows, columns))
+    grid = to_grid(to_cells(warped.detach(), CELL), (rows, columns))
     sampled = F.grid_sample(
         target.scores, grid[None, :, None], padding_mode='border', align_corners=True
     ).flatten()

@@ -14,9 +14,8 @@ import numpy as np
 
 from kp2d_core.architecture import CELL
 from kp2d_core.benchmarks import contestants as field
-from kp2d_core.benchmarks.contestants import BASELINE, Contestant, WholeWay
+from kp2d_core.benchmarks.contestants import BASELINE, Contestant, WholeWay, summary, time_in_turns
 from kp2d_core.benchmarks.process import start_up
-from kp2d_core.benchmarks.timing import summary, time_in_turns
 from kp2d_core.commands.arguments import positive, size
 from kp2d_core.export.source import PRECISIONS
 from kp2d_core.files import atomic_write

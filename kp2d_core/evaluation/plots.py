@@ -17,6 +17,7 @@ from kp2d_core.evaluation.reliability import BINS, EXPECTED_MEDIAN
 from kp2d_core.evaluation.robustness import CHANGES
 from kp2d_core.evaluation.study import Study
 from kp2d_core.features import Features
+from kp2d_core.geometry import scale_matrix, warp_points
 from kp2d_core.images import size_of
 from kp2d_core.matching import Matches
 from kp2d_core.visualize import draw_matches
@@ -269,7 +270,7 @@ def draw_pair(method: str, pair: Pair, result: PairResult, top_k: int) -> Drawin
     ]
     points = [
         Features(
-            ((each + 0.5) * scale - 0.5).astype(np.float32),
+            warp_points(each, scale_matrix(scale, scale)).astype(np.float32),
             np.ones(len(each), np.float32),
             np.empty((len(each), 0), np.float32),
         )

@@ -29,6 +29,7 @@ from kp2d_core.export.quantization import (
     quantize_weight,
 )
 from kp2d_core.export.source import Profile, metadata_of, output_names
+from kp2d_core.geometry import scale_matrix, warp_points
 
 ZERO_CODE = 'zero_code'  # the zero point of all activations but the image
 
@@ -249,7 +250,8 @@ class NetworkWriter:
         reach = w.scalar('offset_range', self.architecture.offset_range)
         x = w.add('Mul', [x, reach], 'pixel_offsets')
         row, column = np.divmod(np.arange(profile.cells), columns)
-        centres = np.stack([column, row], axis=1).astype(np.float32) * cell + (cell - 1) / 2
+        grid = np.stack([column, row], axis=1)
+        centres = warp_points(grid, scale_matrix(cell, cell)).astype(np.float32)
         centre = w.add('Gather', [w.constant('centres', centres), cells], 'kept_centres', axis=0)
         x = w.add('Add', [centre, x], 'free_keypoints')
         x = w.add('Max', [x, w.scalar('first_pixel', 0)], 'low_keypoints')

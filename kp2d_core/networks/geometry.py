@@ -15,6 +15,7 @@ from kp2d_core.architecture import (
     REFINE_SPREAD,
     REFINE_STEPS,
 )
+from kp2d_core.geometry import scale_matrix
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -32,10 +33,15 @@ def inner_cells(rows: int, columns: int, device: torch.device) -> Tensor:
 
 def cell_centres(height: int, width: int, cell: int, like: Tensor) -> Tensor:
     """The pixel coordinates of the centres of height x width cells: (1, 2, height, width)."""
-    middle = (cell - 1) / 2
+    middle = scale_matrix(cell, cell)[0, 2]
     y = torch.arange(height, device=like.device, dtype=like.dtype) * cell + middle
     x = torch.arange(width, device=like.device, dtype=like.dtype) * cell + middle
     return torch.stack([x.expand(height, width), y[:, None].expand(height, width)])[None]
+
+
+def to_cells(points: Tensor, cell: int) -> Tensor:
+    """Pixel coordinates in cells, whose centres are at whole numbers."""
+    return (points - scale_matrix(cell, cell)[0, 2]) / cell
 
 
 def decode_locations(offsets: Tensor, offset_range: float, cell: int = CELL) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from kp2d_core.architecture import CELL
 from kp2d_core.geometry import warp_tensor
 from kp2d_core.networks import IONet, Maps
-from kp2d_core.networks.geometry import inner_cells, sample_descriptors, to_grid
+from kp2d_core.networks.geometry import inner_cells, sample_descriptors, to_cells, to_grid
 from kp2d_core.training.config import LossConfig
 
 FAR = 1e4  # beyond every distance, in pixels or in descriptor space
@@ -188,8 +188,7 @@ def reliability_loss(
 def sample_scores(scores: Tensor, points: Tensor, cell: int = CELL) -> Tensor:
     """The score map (B, 1, Hc, Wc) between cell centres at pixels (B, N, 2): (B, N)."""
     rows, columns = scores.shape[-2:]
-    in_cells = (points - (cell - 1) / 2) / cell
-    grid = to_grid(in_cells, (rows, columns))[:, :, None]
+    grid = to_grid(to_cells(points, cell), (rows, columns))[:, :, None]
     values = F.grid_sample(scores, grid, padding_mode='border', align_corners=True)
     return values[:, 0, :, 0]
 
