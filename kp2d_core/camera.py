@@ -100,7 +100,7 @@ class Camera:
         )
         grid = np.column_stack([x.ravel(), y.ravel()])
         apart = np.linalg.norm(other.pixels(self.rays(grid)) - grid, axis=1)
-        return float(np.nanmax(apart, initial=0.0))
+        return float(max(apart[np.isfinite(apart)], default=0.0))
 
     def of(self, size: Size) -> Camera | None:
         """The camera of images of this size, if it is known."""

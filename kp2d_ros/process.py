@@ -17,7 +17,6 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 
 from kp2d_core.errors import FileError
-from kp2d_ros.worker import THREAD_NAME as WORKER_THREAD
 
 SWITCH = 1e-4  # seconds that the executor may go on when the worker has a frame to begin with
 GRACE = 1.0  # seconds to end cleanly after the signal
@@ -63,7 +62,7 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
         if node is not None:
             node.destroy_node()
         rclpy.utilities.try_shutdown()
-    if any(thread.name == WORKER_THREAD for thread in threading.enumerate()):
+    if any(thread.name.startswith('kp2d ') for thread in threading.enumerate()):
         # The interpreter cannot end well under a thread in native code, which keeps the node, and
         # with it Fast DDS's shared memory: let go of it by force.
         vars(node).clear()
