@@ -9,16 +9,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requi
 # Where a ROS distribution is sourced, its rclpy is seen through the venv and never shadowed;
 # elsewhere wheels of PyPI stand in for it.
 ROS_SOURCED := $(shell test -n "$$ROS_DISTRO" && $(PYTHON) -c 'import rclpy' 2>/dev/null && echo yes)
-REQUIREMENTS := requirements/run.txt requirements/train.txt requirements/dev.txt
+# A run needs neither torch nor pytest; everything else here needs all.
+TO_RUN := requirements/run.txt
+THE_REST := requirements/train.txt requirements/dev.txt
 ifeq ($(ROS_SOURCED),yes)
 KIND := $(ROS_DISTRO)
 VENV_OPTIONS := --system-site-packages
 else
 KIND := wheels
-REQUIREMENTS += requirements/ros.txt
+TO_RUN += requirements/ros.txt
 export AMENT_PREFIX_PATH := $(CURDIR)/$(VENV)
 endif
 KIND := $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-$(KIND)
+RUNS := $(VENV)/runs-$(KIND)
 READY := $(VENV)/ready-$(KIND)
 
 ifndef TOPIC  # a running robot has settings of its own
@@ -29,14 +32,14 @@ export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
 export FASTDDS_DEFAULT_PROFILES_FILE ?= $(FASTRTPS_DEFAULT_PROFILES_FILE)
 endif
 
-.PHONY: help run test fuzz lint bench weights clean
+.PHONY: help run test test-robot fuzz lint bench weights clean
 .DEFAULT_GOAL := help
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 # make run SOURCE=film.mp4, a folder, a bag or webcam; or TOPIC=/camera/image_raw of a running robot.
-run: $(READY)  ## a camera and the keypoint node, with a live page; SOURCE=film.mp4, TOPIC=/image
+run: $(RUNS)  ## a camera and the keypoint node, with a live page; SOURCE=film.mp4, TOPIC=/image
 	@$(BIN)/python -m kp2d_ros.demo.run $(if $(SOURCE),--source '$(SOURCE)') $(if $(TOPIC),--topic '$(TOPIC)') $(ARGS)
 
 test: $(READY)  ## run every test
@@ -46,6 +49,9 @@ test: $(READY)  ## run every test
 SEED ?= 0
 fuzz: $(READY)  ## damaged files and wild values for some minutes; SEED=7
 	KP2D_FUZZ=20 $(BIN)/python -m pytest -q test/test_fuzz_*.py --timeout 1800 --hypothesis-seed=$(SEED) $(ARGS)
+
+test-robot: $(READY)  ## install as the README says, with the versions of Ubuntu 24.04
+	$(BIN)/python -m pytest -q test_robot --timeout 1800 $(ARGS)
 
 lint: $(READY)  ## check style and types
 	$(BIN)/ruff check .
@@ -81,10 +87,14 @@ clean:  ## remove everything that was made here, the environment too
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A venv of another Python, or of another ROS, is made anew.
-$(READY): $(REQUIREMENTS) requirements/constraints.txt setup.py
-	@for other in $(VENV)/ready-*; do \
+$(RUNS): $(TO_RUN) requirements/constraints.txt setup.py
+	@for other in $(VENV)/runs-*; do \
 	    case $$other in $@|*'*') ;; *) echo "replacing $$other"; rm -rf $(VENV) ;; esac; done
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_OPTIONS) $(VENV)
-	$(PIP) $(REQUIREMENTS:%=-r %)
+	$(PIP) $(TO_RUN:%=-r %)
 	$(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+	touch $@
+
+$(READY): $(RUNS) $(THE_REST)
+	$(PIP) $(TO_RUN:%=-r %) $(THE_REST:%=-r %)
 	touch $@

@@ -63,6 +63,7 @@ EXTRAS = {
         'ros-diagnostic-msgs~=5.3',
         'ros-std-srvs~=5.3',
     ],
+    'test': ['pytest', 'pytest-timeout'],  # what tells `colcon test` to run pytest
     'dev': [
         'pytest',
         'pytest-cov',

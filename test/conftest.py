@@ -24,6 +24,44 @@ PHOTOGRAPHS = (
 )
 
 
+# What a robot need not have: tests that want it are skipped there, as `colcon test` runs them.
+OPTIONAL = {
+    'catkin_pkg', 'colcon_core', 'h5py', 'launch_ros', 'matplotlib', 'onnx', 'onnxruntime',
+    'openvino', 'PIL', 'psutil', 'pycolmap', 'rclpy', 'rosbags', 'safetensors', 'scipy', 'skimage',
+    'tensorboard', 'tensorrt_rtx', 'torch', 'yacs',
+}  # fmt: skip
+
+
+def lacking(error: BaseException | None) -> str:
+    """The optional package whose absence an error is about; '' if it is about something else."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            package = error.name.partition('.')[0]
+            return package if package in OPTIONAL else ''
+        if isinstance(error, ValueError) and 'not installed: pip install' in str(error):
+            return str(error).rpartition('pip install ')[2].split()[0]
+        error = error.__cause__ or error.__context__
+    return ''
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector):
+    """A file that cannot even be imported without an optional package."""
+    report = (yield).get_result()
+    call = getattr(report, 'call', None)
+    if report.failed and call is not None and (package := lacking(call.excinfo.value.__cause__)):
+        report.outcome = 'skipped'
+        report.longrepr = (str(collector.path), 0, f'Skipped: {package} is not installed')
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.failed and call.excinfo is not None and (package := lacking(call.excinfo.value)):
+        report.outcome = 'skipped'
+        report.longrepr = (str(item.path), 0, f'Skipped: {package} is not installed')
+
+
 @pytest.fixture(scope='session')
 def photographs() -> dict[str, np.ndarray]:
     """Name without suffix -> RGB uint8. The two motorcycles are a stereo pair."""
