@@ -50,5 +50,16 @@ def image_connections(reader: Any, path: Path, topic: str | None = None) -> list
 
 def decode_image(reader: Any, connection: Any, data: bytes) -> Image:
     """The message's image; a damaged one makes reader or decoder throw anything."""
-    message = reader.deserialize(data, connection.msgtype)
-    return decode(message) if connection.msgtype == RAW_IMAGE else decode_compressed(message)
+    return image_of(reader.deserialize(data, connection.msgtype), connection.msgtype)
+
+
+def image_of(message: Any, kind: str) -> Image:
+    return decode(message) if kind == RAW_IMAGE else decode_compressed(message)
+
+
+def modern_info(message: Any) -> Any:
+    """A camera_info as ROS 2 has it: ROS 1 wrote K, D, R and P in capitals."""
+    for name in 'kdrp':
+        if not hasattr(message, name):
+            object.__setattr__(message, name, getattr(message, name.upper()))
+    return message

@@ -13,6 +13,7 @@ from kp2d_core.errors import FileError
 from kp2d_core.geometry import Matrix
 from kp2d_core.images import IMAGE_SUFFIXES, read_image, size_of
 
+KITTI_RATE = 10.0  # Hz, where there is no times.txt
 FURTHEST = 0.05  # s from a frame to the poses of TUM's around it, beyond which it is left out
 
 
@@ -25,6 +26,7 @@ class CameraPath:
     poses: Matrix  # (N, 4, 4): camera to world; x right, y down, z forward
     intrinsics: Matrix  # 3x3
     distortion: Matrix  # OpenCV's k1 k2 p1 p2 k3, or empty
+    stamps: Matrix  # (N,) s
 
     @cached_property
     def camera(self) -> Camera:
@@ -35,24 +37,26 @@ class CameraPath:
         return np.asarray(np.linalg.inv(self.poses[second]) @ self.poses[first])
 
 
-def load_camera_path(folder: str | Path) -> CameraPath:
+def load_camera_path(folder: str | Path, *, truth_needed: bool = True) -> CameraPath:
     """From a folder in one of two layouts; FileError if it is neither, or cannot be right.
 
-    KITTI odometry  image_0/ (or image_1/ to image_3/), calib.txt, poses.txt
+    KITTI odometry  image_0/ (or image_1/ to image_3/), calib.txt, poses.txt; times.txt if there
     TUM RGB-D       rgb.txt, groundtruth.txt, and intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]]
+
+    If the truth is not needed, all frames are there, with NaN for poses that are not known.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise FileError(f'there is no folder {folder}')
-    if (folder / 'poses.txt').is_file():
+    if (folder / ('poses.txt' if truth_needed else 'calib.txt')).is_file():
         path = _kitti(folder)
-    elif (folder / 'groundtruth.txt').is_file():
-        path = _tum(folder)
+    elif (folder / ('groundtruth.txt' if truth_needed else 'rgb.txt')).is_file():
+        path = _tum(folder, truth_needed)
     else:
         raise FileError(
             f'{folder} holds no camera path: neither poses.txt (KITTI) nor groundtruth.txt (TUM)'
         )
-    turns = path.poses[:, :3, :3]
+    turns = path.poses[np.isfinite(path.poses).all(axis=(1, 2)), :3, :3]
     if not np.allclose(turns @ turns.transpose(0, 2, 1), np.eye(3), atol=1e-3):
         raise FileError(f'{folder} has poses that are none: their rotations are not orthogonal')
     for image in path.images:
@@ -69,8 +73,12 @@ def _kitti(folder: Path) -> CameraPath:
     else:
         raise FileError(f'{folder} has no frames: image_0/ is missing')
     frames = sorted(path for path in images.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-    rows = _numbers(folder / 'poses.txt', (12,))
-    projections = _numbers(folder / 'calib.txt', (12,))
+    if not frames:
+        raise FileError(f'there is no image in {images}')
+    rows = np.full((len(frames), 12), np.nan)
+    if (folder / 'poses.txt').is_file():
+        rows = numbers(folder / 'poses.txt', (12,))
+    projections = numbers(folder / 'calib.txt', (12,))
     if camera >= len(projections):
         raise FileError(f'{folder / "calib.txt"} has no row for camera {camera}')
     if len(frames) != len(rows):
@@ -81,41 +89,64 @@ def _kitti(folder: Path) -> CameraPath:
     # The poses are those of camera 0, the others are beside it.
     beside = np.eye(4)
     beside[:3, 3] = -np.linalg.solve(intrinsics, projection[:, 3])
-    return CameraPath(folder.resolve().name, frames, poses @ beside, intrinsics, np.empty(0))
+    stamps = np.arange(len(frames)) / KITTI_RATE
+    if (folder / 'times.txt').is_file():
+        stamps = numbers(folder / 'times.txt', (1,)).ravel()
+        if len(stamps) != len(frames):
+            raise FileError(f'{folder} has {len(frames)} frames, but {len(stamps)} times')
+    name = folder.resolve().name
+    return CameraPath(name, frames, poses @ beside, intrinsics, np.empty(0), stamps)
 
 
-def _tum(folder: Path) -> CameraPath:
-    truth = _numbers(folder / 'groundtruth.txt', (8,))
-    lens = _numbers(folder / 'intrinsics.txt', (4, 8, 9))[0]
+def _tum(folder: Path, truth_needed: bool) -> CameraPath:
+    lens = numbers(folder / 'intrinsics.txt', (4, 8, 9))[0]
     listed = _lines(folder / 'rgb.txt')
     try:
         frames = sorted((float(line.split()[0]), folder / line.split()[1]) for line in listed)
     except (IndexError, ValueError) as error:
         raise FileError(f'{folder / "rgb.txt"} must hold a time and a file in a line') from error
-    if len(truth) < 2 or not truth[:, 4:].any(axis=1).all():
-        raise FileError(f'{folder / "groundtruth.txt"} must hold poses, with quaternions')
-    truth = truth[np.argsort(truth[:, 0])]
-    after = np.clip(np.searchsorted(truth[:, 0], [time for time, _ in frames]), 1, len(truth) - 1)
-    used = [
-        (time, path)
-        for (time, path), i in zip(frames, after, strict=True)
-        if time - FURTHEST <= truth[i - 1, 0] <= time <= truth[i, 0] <= time + FURTHEST
-    ]
-    if not used:
-        raise FileError(f'{folder}: no frame of rgb.txt has a pose of its time in groundtruth.txt')
-    times = np.array([time for time, _ in used])
+    times = np.array([time for time, _ in frames])
+    poses = np.full((len(frames), 4, 4), np.nan)
+    if truth_needed or (folder / 'groundtruth.txt').is_file():
+        poses = poses_at(folder / 'groundtruth.txt', times)
+    if truth_needed:
+        known = np.flatnonzero(np.isfinite(poses).all(axis=(1, 2)))
+        if not len(known):
+            raise FileError(
+                f'{folder}: no frame of rgb.txt has a pose of its time in groundtruth.txt'
+            )
+        times, poses = times[known], poses[known]
+        frames = [frames[i] for i in known]
     fx, fy, cx, cy = lens[:4]
     return CameraPath(
         folder.resolve().name,
-        [path for _, path in used],
-        _interpolate(truth, times),
+        [path for _, path in frames],
+        poses,
         _intrinsics(np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]), folder / 'intrinsics.txt'),
         lens[4:],
+        times,
     )
 
 
+def poses_at(path: Path, times: Matrix) -> Matrix:
+    """(N, 4, 4) poses at the times, of a file of rows t x y z qx qy qz qw; NaN where none is near.
+
+    FileError if the file is not one.
+    """
+    truth = numbers(path, (8,))
+    if len(truth) < 2 or not truth[:, 4:].any(axis=1).all():
+        raise FileError(f'{path} must hold poses, with quaternions')
+    truth = truth[np.argsort(truth[:, 0])]
+    after = np.clip(np.searchsorted(truth[:, 0], times), 1, len(truth) - 1)
+    low, high = truth[after - 1, 0], truth[after, 0]
+    near = (times - FURTHEST <= low) & (low <= times) & (times <= high)
+    near &= high <= times + FURTHEST
+    poses = _interpolate(truth, times)
+    poses[~near] = np.nan
+    return poses
+
+
 def _interpolate(truth: Matrix, times: Matrix) -> Matrix:
-    """Poses at the times, between the rows t x y z qx qy qz qw."""
     turns = truth[:, 4:] / np.linalg.norm(truth[:, 4:], axis=1, keepdims=True)
     # q and -q are one turn: let neighbours have one sign, so that between them is between.
     flips = np.where((turns[1:] * turns[:-1]).sum(axis=1) < 0, -1.0, 1.0)
@@ -155,14 +186,14 @@ def _lines(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith('#')]
 
 
-def _numbers(path: Path, widths: tuple[int, ...]) -> Matrix:
+def numbers(path: Path, widths: tuple[int, ...]) -> Matrix:
     """Rows of so many numbers; what KITTI puts before them, 'P0:', is passed over."""
     rows = [line.split(':')[-1].split() for line in _lines(path)]
     try:
-        numbers = np.array(rows, np.float64)
+        values = np.array(rows, np.float64)
     except ValueError as error:
         raise FileError(f'{path} is not a table of numbers: {error}') from error
-    if numbers.ndim != 2 or numbers.shape[1] not in widths or not np.isfinite(numbers).all():
+    if values.ndim != 2 or values.shape[1] not in widths or not np.isfinite(values).all():
         wanted = ' or '.join(map(str, widths))
         raise FileError(f'{path} must hold {wanted} numbers in a line')
-    return numbers
+    return values

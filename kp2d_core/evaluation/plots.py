@@ -24,7 +24,7 @@ from kp2d_core.visualize import draw_matches
 
 COLOURS = ('#2563eb', '#ea580c', '#059669', '#9333ea', '#db2777', '#0891b2', '#ca8a04', '#475569')
 MANY_SEQUENCES = 12  # above it, bars for each sequence become unreadable
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     'font.family': 'sans-serif',
     'font.size': 10,
     'axes.spines.top': False,
@@ -52,7 +52,7 @@ def plot_study(study: Study) -> dict[str, bytes]:
     import matplotlib
 
     plots: dict[str, bytes] = {}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         if study.evaluations:
             plots['Homography accuracy and matching score'] = _accuracy(study)
             if 1 < len(study.sequences) <= MANY_SEQUENCES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kp2d_core.evaluation.plots import Gallery, plot_study
 from kp2d_core.evaluation.protocol import METRICS, MORE_METRICS, PLACE_METRICS, Evaluation
@@ -54,18 +54,23 @@ def write_report(folder: str | Path, study: Study, gallery: Gallery) -> Path:
     return path
 
 
-def render(study: Study, gallery: Gallery) -> str:
+def template(folder: Path, name: str) -> Any:
+    """A Jinja2 template of a folder, which may use what lies beside this file."""
     import jinja2
 
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    loader = jinja2.FileSystemLoader([folder, Path(__file__).parent])
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters['base64'] = lambda data: b64encode(data).decode('ascii')
+    return environment.get_template(name)
+
+
+def render(study: Study, gallery: Gallery) -> str:
     tables = [_split_table(study, *split) for split in study.by_split().items()]
     if study.evaluations:
         tables.append(_besides_table(study.evaluations))
-    return environment.get_template('report.html').render(
+    return template(Path(__file__).parent, 'report.html').render(
         study=study,
         facts=_facts(study),
         tables=tables,

@@ -281,21 +281,25 @@ class Odometry:
         often = world.alive[: world.count] & (world.times_seen() >= 3)
         return np.asarray(world.positions[: world.count][often])
 
-    def finish(self, loops: bool = True) -> None:
+    def finish(self, loops: bool = True) -> int:
         """Join maps that meet, close loops, adjust everything: `trajectory` is then the final one.
 
+        How many loops there were.
         The odometry can go on afterwards; it then has to find its place first.
         """
+        closed = 0
         if loops:
             self._join_maps()
         for world in self.maps:
             found = find_loops(world, world, self.settings, self._random) if loops else []
+            closed += len(found)
             if found:
                 close_loops(world, found, self.settings, self._rescaled)
             else:
                 adjust_all(world, self.settings)
         if self.world is not None:
             self._last, self._lost_for = None, 1
+        return closed
 
     def _join_maps(self) -> None:
         """Later maps into earlier ones, wherever they meet."""

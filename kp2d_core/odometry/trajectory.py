@@ -52,6 +52,7 @@ class Errors:
     rpe_degrees: float  # of its rotation
     scale: float  # that the alignment took; 1 if it took none
     frames: int  # that were compared
+    worst: float  # m, the largest of the distances
 
 
 def errors(poses: Matrix, truth: Matrix, with_scale: bool = True) -> Errors:
@@ -73,6 +74,7 @@ def errors(poses: Matrix, truth: Matrix, with_scale: bool = True) -> Errors:
         float(np.sqrt((turned**2).mean())),
         found.scale,
         len(poses),
+        float(off.max()),
     )
 
 

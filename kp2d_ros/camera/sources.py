@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import cv2
 import numpy as np
 
-from kp2d_core.bags import decode_image, image_connections, is_bag, open_bag
+from kp2d_core.bags import decode_image, image_connections, is_bag, modern_info, open_bag
 from kp2d_core.camera import names_rectified, rectified
 from kp2d_core.errors import FileError
 from kp2d_core.images import IMAGE_SUFFIXES, Size, find_images, read_image
@@ -141,7 +141,7 @@ class Bag:
                 for connection, _, data in reader.messages(wanted):
                     try:
                         if connection.topic == beside:
-                            info = _modern_info(reader.deserialize(data, connection.msgtype))
+                            info = modern_info(reader.deserialize(data, connection.msgtype))
                             if names_rectified(self.topic):  # which its new name will not say
                                 info = rectified(info)
                             continue
@@ -162,11 +162,3 @@ def _rate(reader: Any, connections: list[Any]) -> float:
             times.append(time)
     span = max(times, default=0) - min(times, default=0)
     return min((len(times) - 1) * 1e9 / span, FASTEST) if span else 0.0
-
-
-def _modern_info(message: Any) -> Any:
-    """ROS 1 wrote K, D, R and P in capitals."""
-    for name in 'kdrp':
-        if not hasattr(message, name):
-            object.__setattr__(message, name, getattr(message, name.upper()))
-    return message

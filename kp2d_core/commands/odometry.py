@@ -1,0 +1,159 @@
+"""kp2d odometry: where the camera went, and a map of what it saw."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from kp2d_core.commands.arguments import (
+    add_detection_arguments,
+    add_model_arguments,
+    detection_options,
+    load_detector,
+    positive,
+    size,
+)
+from kp2d_core.files import atomic_write
+from kp2d_core.odometry.recordings import SCENES, Recording, open_recording
+from kp2d_core.odometry.report import (
+    format_rows,
+    plot_path,
+    rows,
+    write_html,
+    write_json,
+    write_ply,
+)
+from kp2d_core.odometry.runs import BASELINE_SETTINGS, Method, Run, baseline_method, run_all
+from kp2d_core.odometry.settings import Settings
+from kp2d_core.odometry.spoiling import SPOILS
+from kp2d_core.odometry.trajectory import write_tum
+from kp2d_core.threads import limit_blas
+
+DESCRIPTION = """\
+Follows a calibrated camera through a recording: its trajectory, a map of points, and where the
+truth is known, the errors. Of one camera the scale is arbitrary; of two (--stereo) it is metric.
+
+RECORDING is a folder in the layout of KITTI (image_0/, calib.txt, poses.txt) or TUM (rgb.txt,
+intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]], groundtruth.txt), a bag with camera_info, a film or
+a folder of images with --calibration, or a made scene: scene:room, scene:ring."""
+EXAMPLES = """\
+examples:
+  kp2d odometry kitti/00 -o out.tum                     also out.causal.tum, out.ply, out.svg
+  kp2d odometry kitti/00 --stereo -o out.tum
+  kp2d odometry drive.mcap --topic /left/image_rect /right/image_rect --stereo -o out.tum
+  kp2d odometry film.mp4 --calibration camera.yaml -o out.tum
+  kp2d odometry tum/fr1_xyz --baselines sift orb --seeds 5 --html report
+  kp2d odometry scene:ring --no-loops                   what drift there is without loop closure
+  kp2d odometry scene:room --spoil black                what a second of black frames does"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('recording', metavar='RECORDING', help='what to follow; see above')
+    parser.add_argument(
+        '-o', '--output', type=Path, metavar='FILE.tum',
+        help='write the final trajectory (time x y z qx qy qz qw), and beside it the causal one, '
+        'the map (.ply) and a plot (.svg)',
+    )  # fmt: skip
+    source = parser.add_argument_group('recording')
+    source.add_argument('--stereo', action='store_true', help='use two cameras: metric scale')
+    source.add_argument(
+        '--calibration', type=Path, metavar='FILE',
+        help="of a film or folder of images: a YAML file of ROS's camera_calibration",
+    )  # fmt: skip
+    source.add_argument(
+        '--topic', nargs='+', default=[], metavar='TOPIC', help='of the images of a bag'
+    )
+    source.add_argument(
+        '--truth', type=Path, metavar='FILE.tum', help='true poses, if they are not beside it'
+    )
+    source.add_argument(
+        '--scene-size', type=size, default=(640, 480), metavar='WxH',
+        help=f'of the images of {" and ".join(SCENES)} (default: 640x480)',
+    )  # fmt: skip
+    source.add_argument(
+        '--every', type=positive, default=1, metavar='N',
+        help='take only every N-th frame (default: %(default)s)',
+    )  # fmt: skip
+    source.add_argument(
+        '--spoil', choices=tuple(SPOILS),
+        help='make it harder: a second of black or blurred frames, or a jump elsewhere and back',
+    )  # fmt: skip
+    runs = parser.add_argument_group('runs')
+    runs.add_argument(
+        '--baselines', nargs='+', default=[], metavar='NAME',
+        help=f'the same with {", ".join(BASELINE_SETTINGS)} instead of our features',
+    )  # fmt: skip
+    runs.add_argument(
+        '--no-loops', action='store_true', help='do not close loops nor join maps at the end'
+    )
+    runs.add_argument(
+        '--seeds', type=positive, default=1, metavar='N',
+        help='runs of each method; the table has the medians (default: %(default)s)',
+    )  # fmt: skip
+    output = parser.add_argument_group('output')
+    output.add_argument('--json', type=Path, metavar='FILE', help='write the figures of all runs')
+    output.add_argument(
+        '--html', type=Path, metavar='DIR', help='write a report with plots to DIR/index.html'
+    )
+    add_model_arguments(parser)
+    add_detection_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.html and importlib.util.find_spec('matplotlib') is None:
+        raise ValueError('the report needs matplotlib: pip install matplotlib')
+    methods = [baseline_method(name, args.max_keypoints) for name in args.baselines]
+    recording = open_recording(
+        args.recording,
+        stereo=args.stereo,
+        calibration=args.calibration,
+        topics=args.topic,
+        truth=args.truth,
+        size=args.scene_size,
+    ).every(args.every)
+    if args.spoil:
+        recording = SPOILS[args.spoil](recording)
+    if recording.note:
+        print(recording.note, file=sys.stderr)
+    detector = load_detector(args)
+    print(f'{detector.runtime.model} on {detector.runtime.description}')
+    options = detection_options(args)
+    ours = Method(
+        detector.runtime.model, lambda image: detector.detect(image, **options), Settings()
+    )
+    limit_blas(1)
+    runs = run_all(
+        recording, [ours, *methods], seeds=args.seeds, loops=not args.no_loops, progress=True
+    )
+    print(format_rows(rows(runs, recording)))
+    if not recording.stereo:
+        print('one camera: the scale of trajectory and map is arbitrary')
+    if args.output:
+        for path in _write(args.output, runs[0], recording):
+            print(f'wrote {path}')
+    if args.json:
+        write_json(args.json, runs, recording)
+    if args.html:
+        print(f'report in {write_html(args.html, runs, recording)}')
+    return 0 if len(runs[0].chosen()) else 1
+
+
+def _write(output: Path, run: Run, recording: Recording) -> list[Path]:
+    """The files of the first run of our features."""
+    mine = run.chosen()
+    told = np.flatnonzero(run.causal_maps == run.largest)
+    written = [output, output.with_suffix('.causal.tum'), output.with_suffix('.ply')]
+    write_tum(output, run.stamps[mine], run.final[mine])
+    write_tum(written[1], run.stamps[told], run.causal[told])
+    write_ply(written[2], run.points)
+    if importlib.util.find_spec('matplotlib') is not None:
+        written.append(output.with_suffix('.svg'))
+        with atomic_write(written[3]) as temporary:
+            temporary.write_bytes(plot_path([run], recording))
+    return written
