@@ -5,6 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 # About 30 us: longer than between two layers, shorter than others on the machine notice.
 SPINS = '20000'
@@ -50,33 +55,43 @@ def keep_freed_memory(keep: bool = True) -> bool:
     return bool(done)
 
 
-def limit_blas(threads: int = 1) -> bool:
-    """Let NumPy's products of matrices use so many threads; False where it cannot be told.
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let NumPy multiply matrices in one thread meanwhile, where it can be told.
 
     Its OpenBLAS lets its threads spin between products. Where these are many and small, as in the
     odometry, they take the cores from everything else: ten times the processor's time.
     """
-    names = [
-        f'{prefix}openblas_set_num_threads{suffix}'
-        for prefix in ('scipy_', '')
-        for suffix in ('64_', '')
-    ]
-    done = False
+    before = [(change, ask()) for ask, change in _blas_threads()]
+    for change, _ in before:
+        change(1)
+    try:
+        yield
+    finally:
+        for change, count in before:
+            change(count)
+
+
+@cache
+def _blas_threads() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
+    """Of each OpenBLAS in this process: what asks for the number of threads, what changes it."""
+    found: list[tuple[Callable[[], int], Callable[[int], Any]]] = []
     for path in _loaded_libraries('openblas'):
         library = ctypes.CDLL(path)
-        for name in names:
-            if hasattr(library, name):
-                getattr(library, name)(ctypes.c_int(threads))
-                done = True
+        for prefix, suffix in (('scipy_', '64_'), ('scipy_', ''), ('', '64_'), ('', '')):
+            ask = getattr(library, f'{prefix}openblas_get_num_threads{suffix}', None)
+            change = getattr(library, f'{prefix}openblas_set_num_threads{suffix}', None)
+            if ask is not None and change is not None:
+                found.append((ask, change))
                 break
-    return done
+    return found
 
 
 def _loaded_libraries(part: str) -> set[str]:
     """Paths of this process's libraries with `part` in their name."""
     try:
-        with open('/proc/self/maps', encoding='utf-8') as maps:  # noqa: PTH123
-            paths = {line.split(maxsplit=5)[5].strip() for line in maps if part in line}
+        lines = Path('/proc/self/maps').read_text(encoding='utf-8').splitlines()
     except OSError:
         return set()
+    paths = {line.split(maxsplit=5)[5] for line in lines if part in line}
     return {path for path in paths if part in path.rpartition('/')[2]}

@@ -31,7 +31,6 @@ from kp2d_core.odometry.runs import BASELINE_SETTINGS, Method, Run, baseline_met
 from kp2d_core.odometry.settings import Settings
 from kp2d_core.odometry.spoiling import SPOILS
 from kp2d_core.odometry.trajectory import write_tum
-from kp2d_core.threads import limit_blas
 
 DESCRIPTION = """\
 Follows a calibrated camera through a recording: its trajectory, a map of points, and where the
@@ -127,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
     ours = Method(
         detector.runtime.model, lambda image: detector.detect(image, **options), Settings()
     )
-    limit_blas(1)
     runs = run_all(
         recording, [ours, *methods], seeds=args.seeds, loops=not args.no_loops, progress=True
     )

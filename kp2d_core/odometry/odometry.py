@@ -20,6 +20,7 @@ from kp2d_core.odometry.retrieval import Retrieval
 from kp2d_core.odometry.settings import Settings
 from kp2d_core.odometry.start import Starter, start_from_rig
 from kp2d_core.odometry.tracking import Fit, relocalise, track
+from kp2d_core.threads import one_blas_thread
 
 
 class State(str, Enum):
@@ -105,9 +106,13 @@ class Odometry:
             raise ValueError(
                 f'the rig has {len(self.rig.cameras)} cameras, but features of {len(parts)} came'
             )
-        frame = make_frame(
-            self.rig, [self._checked(part) for part in parts], number(stamp, 'stamp'), self._count
-        )
+        checked = [self._checked(part) for part in parts]
+        with one_blas_thread():
+            return self._update(
+                make_frame(self.rig, checked, number(stamp, 'stamp'), self._count)
+            )
+
+    def _update(self, frame: Frame) -> Estimate:
         self._count += 1
         if self.world is None:
             return self._start(frame, State.STARTING)
@@ -287,6 +292,10 @@ class Odometry:
         How many loops there were.
         The odometry can go on afterwards; it then has to find its place first.
         """
+        with one_blas_thread():
+            return self._finish(loops)
+
+    def _finish(self, loops: bool) -> int:
         closed = 0
         if loops:
             self._join_maps()

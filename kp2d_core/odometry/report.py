@@ -14,7 +14,6 @@ from kp2d_core.evaluation.plots import COLOURS, STYLE
 from kp2d_core.evaluation.report import template
 from kp2d_core.files import atomic_write
 from kp2d_core.odometry.geometry import Matrix
-
 from kp2d_core.odometry.odometry import State
 from kp2d_core.odometry.recordings import Recording
 from kp2d_core.odometry.runs import Run, Score, score
