@@ -108,9 +108,7 @@ class Odometry:
             )
         checked = [self._checked(part) for part in parts]
         with one_blas_thread():
-            return self._update(
-                make_frame(self.rig, checked, number(stamp, 'stamp'), self._count)
-            )
+            return self._update(make_frame(self.rig, checked, number(stamp, 'stamp'), self._count))
 
     def _update(self, frame: Frame) -> Estimate:
         self._count += 1
