@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +72,41 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a path to make a file or folder at; it becomes `path` on success, else it goes.
+
+    Nothing is replaced: a FileError if there is something at `path`, at the beginning or the end.
+    """
+    path = Path(path)
+    try:
+        if path.exists() or path.is_symlink():
+            raise FileError(f'{path} exists already')
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent)
+        around = Path(
+            tempfile.mkdtemp(prefix=f'.{path.name[:100]}.', suffix=MARK, dir=path.parent)
+        )
+        handle = os.open(around, os.O_RDONLY)
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError as error:
+        raise FileError(f'cannot write {path}: {error.strerror or error}') from error
+    try:
+        yield around / path.name
+        for folder, _, names in os.walk(around):
+            for name in names:
+                _flush_to_disk(Path(folder) / name)
+        if path.exists():
+            raise FileError(f'{path} exists already: another process has made it meanwhile')
+        (around / path.name).rename(path)
+    except OSError as error:
+        raise FileError(f'cannot write {path}: {error.strerror or error}') from error
+    finally:
+        shutil.rmtree(around, ignore_errors=True)
+        os.close(handle)
+
+
+@contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
     """While in use, no other process gets the same folder so: there it is a ValueError.
 
@@ -91,12 +127,20 @@ def sole_use(folder: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what atomic_write began in the folder and was killed over, but no file in use."""
+    """Remove what was begun here by atomic_write or atomic_folder and killed, nothing in use."""
     with suppress(OSError):  # a folder that cannot be cleaned may still be written to
         for leftover in folder.glob(f'.*{MARK}*'):
-            with leftover.open('rb') as file, suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or its writer is alive
-                leftover.unlink(missing_ok=True)
+            handle = os.open(leftover, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or its writer is alive
+                if leftover.is_dir():
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:
+                    leftover.unlink(missing_ok=True)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(handle)
 
 
 def _locked_file(path: Path) -> tuple[int, Path]:

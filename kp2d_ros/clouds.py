@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import Header
 
-Points = NDArray[np.void]  # structured: one row a point, one name a field
+from kp2d_ros.rows import Points
 
 _NUMPY_OF = {
     PointField.INT8: 'i1', PointField.UINT8: 'u1',

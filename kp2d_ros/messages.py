@@ -5,7 +5,6 @@ docs/messages.md has the layout byte by byte.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,52 +17,22 @@ from std_msgs.msg import Header, String
 
 from kp2d_core.features import Features, Float
 from kp2d_core.tracking import Tracks
-from kp2d_ros.clouds import Points, bytes_of, new_cloud, read_points
+from kp2d_ros.clouds import bytes_of, new_cloud, read_points
 from kp2d_ros.overlay import Overlay, to_jpeg
 from kp2d_ros.parameters import qos_overrides
 from kp2d_ros.pipeline import Result
-from kp2d_ros.settings import DESCRIPTOR_FORMATS, Settings
-
-LAYOUT = 2  # of what is published; docs/messages.md says what changed
-
-NO_TRACK = 2**32 - 1  # track_id while tracking is off
-NO_INDEX = 2**32 - 1  # of the only row of a cloud without matches
-# int8 descriptor = round(320 * component): of 128 or 256 components none of length 1 is large.
-INT8_SCALE = 320
-
-KEYPOINT_FIELDS: list[tuple[Any, ...]] = [
-    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),  # 1 m along the optical axis, where its ray passes
-    ('u', '<f4'), ('v', '<f4'),  # pixels
-    ('score', '<f4'),
-    ('sigma', '<f4'),  # expected error of u and v, pixels
-    ('scale', '<f4'),  # at which it was found, 1 = the image as it is
-    ('track_id', '<u4'), ('track_age', '<u4'),
-]  # fmt: skip
-DESCRIPTOR_KINDS = {'float32': '<f4', 'float16': '<u2', 'int8': 'i1'}  # PointField has no half
-
-MATCH_DTYPE = np.dtype([
-    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),  # as of the keypoint
-    ('u', '<f4'), ('v', '<f4'),  # in this frame, pixels
-    ('previous_u', '<f4'), ('previous_v', '<f4'),  # in the previous frame
-    ('index', '<u4'), ('previous_index', '<u4'),  # rows of the two keypoint clouds
-    ('distance', '<f4'),  # of the descriptors, 0 to 2
-    ('track_id', '<u4'),
-    ('previous_sec', '<i4'), ('previous_nanosec', '<u4'),  # the previous frame's stamp
-    ('inlier', '<u4'),  # 1 if it agrees with the estimated geometry
-])  # fmt: skip
-
-
-def keypoint_dtype(descriptor_size: int, descriptor_format: str = 'float32') -> np.dtype[np.void]:
-    """One keypoint: KEYPOINT_FIELDS and, unless the format is 'none', its descriptor."""
-    if descriptor_format not in DESCRIPTOR_FORMATS:
-        raise ValueError(
-            f'descriptor_format must be one of {", ".join(DESCRIPTOR_FORMATS)}, '
-            f"got '{descriptor_format}'"
-        )
-    if descriptor_format == 'none':
-        return np.dtype(KEYPOINT_FIELDS)
-    kind = DESCRIPTOR_KINDS[descriptor_format]
-    return np.dtype([*KEYPOINT_FIELDS, ('descriptor', kind, (descriptor_size,))])
+from kp2d_ros.rows import (
+    KEYPOINT_FIELDS,
+    MATCH_DTYPE,
+    NO_INDEX,
+    Points,
+    description,
+    fill_keypoints,
+    fill_matches,
+    keypoint_dtype,
+    match_rows,
+)
+from kp2d_ros.settings import Settings
 
 
 def keypoints_to_cloud(
@@ -77,21 +46,7 @@ def keypoints_to_cloud(
     """Features, the (N, 2) rays of their pixels, and their tracks if there are any."""
     dtype = keypoint_dtype(features.descriptors.shape[1], descriptor_format)
     cloud, points = new_cloud(header, dtype, len(features))
-    cloud.is_dense = bool(np.isfinite(rays).all())
-    points['x'], points['y'], points['z'] = rays[:, 0], rays[:, 1], 1.0
-    points['u'], points['v'] = features.keypoints.T
-    points['score'] = features.scores
-    points['sigma'] = features.sigma
-    points['scale'] = features.scales
-    points['track_id'] = NO_TRACK if tracks is None else tracks.ids % NO_TRACK
-    points['track_age'] = 0 if tracks is None else tracks.ages
-    if descriptor_format == 'float32':
-        points['descriptor'] = features.descriptors
-    elif descriptor_format == 'float16':
-        points['descriptor'] = features.descriptors.astype('<f2').view('<u2')
-    elif descriptor_format == 'int8':
-        codes = np.rint(features.descriptors * INT8_SCALE)
-        points['descriptor'] = np.clip(codes, -127, 127, out=codes)
+    cloud.is_dense = fill_keypoints(points, features, rays, tracks, descriptor_format)
     return cloud
 
 
@@ -153,25 +108,8 @@ def matches_to_cloud(
 
     Without any, one row that is no match: the stamp needs a place.
     """
-    matches = tracks.matches
-    before, now = matches.indices.T
-    cloud, points = new_cloud(header, MATCH_DTYPE, max(len(matches), 1))
-    points['previous_sec'], points['previous_nanosec'] = divmod(previous_stamp, 10**9)
-    if not len(matches):
-        points['x'] = points['y'] = points['z'] = points['distance'] = np.nan
-        points['u'] = points['v'] = points['previous_u'] = points['previous_v'] = np.nan
-        points['index'] = points['previous_index'] = NO_INDEX
-        points['track_id'] = NO_TRACK
-        cloud.is_dense = False
-        return cloud
-    points['x'], points['y'], points['z'] = rays[now, 0], rays[now, 1], 1.0
-    points['u'], points['v'] = current.keypoints[now].T
-    points['previous_u'], points['previous_v'] = previous.keypoints[before].T
-    points['index'], points['previous_index'] = now, before
-    points['distance'] = matches.distances
-    points['track_id'] = tracks.ids[now] % NO_TRACK
-    points['inlier'] = matches.inliers
-    cloud.is_dense = bool(np.isfinite(points['x']).all())
+    cloud, points = new_cloud(header, MATCH_DTYPE, match_rows(tracks))
+    cloud.is_dense = fill_matches(points, previous, current, rays, tracks, previous_stamp)
     return cloud
 
 
@@ -190,22 +128,6 @@ def matches_from_cloud(cloud: Any) -> MatchedPoints:
         raise ValueError('the cloud is not one of matches')
     stamp = int(points['previous_sec'][0]) * 10**9 + int(points['previous_nanosec'][0])
     return MatchedPoints(points[points['index'] != NO_INDEX], stamp)
-
-
-def description(result: Result, settings: Settings, model: str) -> String:
-    """What the clouds do not say of themselves, as JSON."""
-    width, height = result.features.image_size
-    facts = {
-        'layout': LAYOUT,
-        'model': model,
-        'descriptor_size': result.features.descriptors.shape[1],
-        'descriptor_format': settings.descriptor_format,
-        'image_width': width,
-        'image_height': height,
-        'frame_id': result.frame.frame_id,
-        'calibrated': result.calibrated,
-    }
-    return String(data=json.dumps(facts))
 
 
 LATCHED = QoSProfile(
@@ -253,7 +175,7 @@ class Outputs:
         self, result: Result, header: Header, settings: Settings, rate: Callable[[], float]
     ) -> None:
         """Keypoints first: whoever estimates motion waits for them."""
-        described = description(result, settings, self._model)
+        described = String(data=description(result, settings, self._model))
         if described != self._described:
             self._described = described
             self._info.publish(described)

@@ -1,4 +1,4 @@
-"""The debug image: keypoints, and tracks coloured by age."""
+"""The debug image: tracks that lasted in colours of their age, with fading tails, and a legend."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ from kp2d_core.features import Float
 from kp2d_core.images import Image
 from kp2d_ros.pipeline import Result
 
-OLD = 30  # frames: the age of the last colour
+LASTED = 3  # frames: a younger track is a faint dot, for most of them end soon
+OLD = 40  # frames: the age of the last colour
+SMALL = 480  # px: images less wide are doubled, or nothing could be told apart
+SHADES = 12  # colours between LASTED and OLD
+WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 _SHIFT = 4  # OpenCV draws in 1/16 pixel
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
 
-# Young tracks blue, old ones red; one colour per age from 0 to OLD.
-_PALETTE = (
-    cv2.cvtColor(
-        np.asarray(
-            cv2.applyColorMap(np.linspace(40, 255, OLD + 1).astype(np.uint8), cv2.COLORMAP_TURBO),
-            np.uint8,
-        ),
-        cv2.COLOR_BGR2RGB,
-    )
-    .reshape(-1, 3)
-    .tolist()
-)
+
+def _palette() -> list[tuple[int, int, int]]:
+    """Young tracks blue, old ones orange, all of them light enough to be seen on a photograph."""
+    ramp = np.linspace(55, 205, SHADES).astype(np.uint8)
+    colours = np.asarray(cv2.applyColorMap(ramp, cv2.COLORMAP_TURBO), np.uint8)
+    return [(int(r), int(g), int(b)) for b, g, r in colours.reshape(-1, 3)]
+
+
+PALETTE = _palette()
+Colours = NDArray[np.int64] | tuple[int, int, int]  # one for each, or one for all
+
+
+def shades_of(ages: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Row of PALETTE for each age from LASTED on; each step is as long, on a log scale."""
+    share = np.log(np.maximum(ages, LASTED) / LASTED) / np.log(OLD / LASTED)
+    return np.minimum(share * SHADES, SHADES - 1).astype(np.int64)
 
 
 class Overlay:
@@ -39,21 +48,30 @@ class Overlay:
     def draw(self, result: Result, caption: str, tail: int = 10) -> Image:
         """An RGB image: the frame, its keypoints, the last `tail` steps of its tracks."""
         image = result.frame.image
-        canvas = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) if image.ndim == 2 else image.copy()
-        points = result.features.keypoints
+        canvas = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)) if image.ndim == 2 else image
+        zoom = 2 if image.shape[1] < SMALL else 1
+        if zoom > 1:
+            canvas = cv2.resize(canvas, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_CUBIC)
+        # Of the middle of a pixel: after doubling, it is between two.
+        points = (result.features.keypoints + 0.5) * zoom - 0.5
+        layer = Layer(canvas.shape[1], canvas.shape[0])
         if result.tracks is None:
-            ages = np.zeros(len(points), np.int64)
             self._past.clear()
+            layer.dots(points, WHITE, 0.8)
         else:
-            ages = np.minimum(result.tracks.ages, OLD)
+            ages = result.tracks.ages
+            lasted = ages >= LASTED
             self._remember(result.tracks.ids, points, result.previous is None, tail)
-            self._draw_tails(canvas, ages)
-        fixed = _fixed_point(points)
-        for age in np.unique(ages):
-            for centre in fixed[ages == age].tolist():
-                cv2.circle(canvas, centre, 2 << _SHIFT, _PALETTE[age], -1, cv2.LINE_8, _SHIFT)
-        _caption(canvas, caption)
-        return np.asarray(canvas, np.uint8)
+            layer.dots(points[~lasted], WHITE, 0.3)
+            shades = shades_of(ages[lasted])
+            self._draw_tails(layer, result.tracks.ids[lasted], shades)
+            layer.dots(points[lasted], np.array(PALETTE)[shades], 1.0, rim=True)
+        canvas = layer.over(cv2.convertScaleAbs(canvas, alpha=0.82))
+        if caption:
+            write(canvas, caption)
+            if result.tracks is not None:
+                draw_legend(canvas)
+        return canvas
 
     def _remember(self, ids: NDArray[np.int64], points: Float, anew: bool, tail: int) -> None:
         if anew:
@@ -62,44 +80,107 @@ class Overlay:
         self._past.append((ids[order], points[order]))
         while len(self._past) > tail + 1:
             self._past.popleft()
-        self._order = order
 
-    def _draw_tails(self, canvas: Image, ages: NDArray[np.int64]) -> None:
-        """A line through the past of every track that is seen now."""
-        frames = list(self._past)
-        alive = frames[-1][0]
-        ages = ages[self._order]
-        for (ids, points), (next_ids, next_points) in pairwise(frames):
+    def _draw_tails(
+        self, layer: Layer, alive: NDArray[np.int64], shades: NDArray[np.int64]
+    ) -> None:
+        """A line through the past of every track that is given, fainter the longer ago it is."""
+        if not len(alive):
+            return
+        order = np.argsort(alive)
+        alive, shades = alive[order], shades[order]
+        steps = list(pairwise(self._past))
+        for number, ((ids, points), (next_ids, next_points)) in enumerate(steps, 1):
             common, first, second = np.intersect1d(
                 ids, next_ids, assume_unique=True, return_indices=True
             )
-            rows = np.searchsorted(alive, common)
-            rows[rows == len(alive)] = 0
-            seen = alive[rows] == common if len(alive) else np.zeros(len(common), bool)
+            rows = np.minimum(np.searchsorted(alive, common), len(alive) - 1)
+            seen = alive[rows] == common
             segments = np.stack([points[first[seen]], next_points[second[seen]]], axis=1)
-            colours = ages[rows[seen]]
-            for age in np.unique(colours):
-                cv2.polylines(
-                    canvas, list(_fixed_point(segments[colours == age])), False, _PALETTE[age],
-                    1, cv2.LINE_AA, _SHIFT,
-                )  # fmt: skip
+            colours = shades[rows[seen]]
+            for shade in np.unique(colours):
+                layer.lines(segments[colours == shade], PALETTE[shade], number / len(steps))
+
+
+class Layer:
+    """Something to draw on that is laid over an image; transparent where nothing is drawn."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._pixels = np.zeros((height, width, 4), np.uint8)  # RGB times opacity, opacity
+        self._size = max(1.0, width / 800)
+
+    def lines(self, segments: Float, colour: tuple[int, int, int], opacity: float) -> None:
+        thick = max(1, round(self._size))
+        cv2.polylines(
+            self._pixels, list(_fixed_point(segments)), False, _paint(colour, 0.9 * opacity),
+            thick, cv2.LINE_AA, _SHIFT,
+        )  # fmt: skip
+
+    def dots(self, points: Float, colours: Colours, opacity: float, rim: bool = False) -> None:
+        """A dot for each point, in its colour; with a dark rim, so that it is seen anywhere."""
+        if rim:
+            self._discs(points, BLACK, 2.9 * self._size, 0.5)
+        self._discs(points, colours, (1.9 if rim else 1.2) * self._size, opacity)
+
+    def _discs(self, points: Float, colours: Colours, radius: float, opacity: float) -> None:
+        """All at once: OpenCV's own are neither round nor smooth when they are so small."""
+        reach = np.arange(-np.ceil(radius), np.ceil(radius) + 1)
+        window = np.stack(np.meshgrid(reach, reach), axis=-1).reshape(1, -1, 2)
+        pixels = np.rint(points)[:, None] + window.astype(np.float32)  # (N, K, 2)
+        far = np.hypot(*np.moveaxis(pixels - points[:, None], 2, 0))
+        covered = np.clip(radius + 0.5 - far, 0, 1)
+        height, width = self._pixels.shape[:2]
+        inside = ((pixels >= 0) & (pixels < (width, height))).all(axis=2)
+        rows, columns = np.nonzero(inside & (covered > 0))
+        x, y = pixels[rows, columns].astype(np.intp).T
+        share = opacity * covered[rows, columns, None]
+        painted = np.full((len(points), 4), 255.0, np.float32)
+        painted[:, :3] = colours
+        self._pixels[y, x] = painted[rows] * share + self._pixels[y, x] * (1 - share)
+
+    def over(self, image: Image) -> Image:
+        through = cv2.cvtColor(255 - self._pixels[..., 3], cv2.COLOR_GRAY2RGB)
+        dimmed = cv2.multiply(image, through, scale=1 / 255)
+        return np.asarray(cv2.add(dimmed, self._pixels[..., :3]), np.uint8)
+
+
+def _paint(colour: tuple[int, int, int], opacity: float) -> tuple[float, ...]:
+    return tuple(opacity * value for value in (*colour, 255))
 
 
 def _fixed_point(points: Float) -> NDArray[np.int32]:
     return np.rint(points * (1 << _SHIFT)).astype(np.int32)
 
 
-def _caption(canvas: Image, text: str) -> None:
-    if not text:
-        return
-    scale = max(canvas.shape[1] / 1280, 0.4)
-    (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, 1)
-    bar = canvas[: height + 2 * below, : width + 2 * below]
-    bar //= 3
-    cv2.putText(
-        canvas, text, (below, height + below), cv2.FONT_HERSHEY_SIMPLEX, scale, (255, 255, 255),
-        1, cv2.LINE_AA,
-    )  # fmt: skip
+def write(canvas: Image, text: str) -> None:
+    """A line in the upper left corner, on a dark ground."""
+    scale = _text_scale(canvas)
+    (width, height), below = cv2.getTextSize(text, _FONT, scale, 1)
+    canvas[: height + 2 * below, : width + 2 * below] //= 3
+    cv2.putText(canvas, text, (below, height + below), _FONT, scale, WHITE, 1, cv2.LINE_AA)
+
+
+def draw_legend(canvas: Image) -> None:
+    """What the colours mean, in the lower left corner."""
+    scale = _text_scale(canvas)
+    first, last = f'track seen in {LASTED}', f'{OLD}+ frames'
+    (before, height), below = cv2.getTextSize(first, _FONT, scale, 1)
+    after = cv2.getTextSize(last, _FONT, scale, 1)[0][0]
+    step = max(3, height // 2)
+    bar = step * SHADES
+    rows = canvas.shape[0]
+    canvas[rows - height - 2 * below :, : before + bar + after + 4 * below] //= 3
+    baseline = rows - below - 1
+    cv2.putText(canvas, first, (below, baseline), _FONT, scale, WHITE, 1, cv2.LINE_AA)
+    x = before + 2 * below
+    for number, colour in enumerate(PALETTE):
+        left = x + number * step
+        canvas[baseline - height : baseline + 1, left : left + step] = colour
+    cv2.putText(canvas, last, (x + bar + below, baseline), _FONT, scale, WHITE, 1, cv2.LINE_AA)
+
+
+def _text_scale(canvas: Image) -> float:
+    return max(canvas.shape[1] / 1400, 0.38)
 
 
 def to_jpeg(image: Image, quality: int = 80) -> bytes:

@@ -53,8 +53,8 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         'source',
         default_value='',
-        description='source of the camera node: a folder, video, bag or webcam; empty: a moving '
-        'view over a photograph',
+        description='source of the camera node: a folder, video, bag or webcam; empty: a camera '
+        'moves through a room',
     ),
     DeclareLaunchArgument(
         'local',

@@ -16,7 +16,13 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from kp2d_core.camera import Info, Region, read_calibration, read_out
 from kp2d_core.errors import FileError
 from kp2d_core.image_messages import decode
-from kp2d_ros.camera.moving_view import MovingView, default_photograph, drawn_photograph
+from kp2d_core.views.worlds import room_path
+from kp2d_ros.camera.moving_view import (
+    MovingCamera,
+    MovingView,
+    default_photograph,
+    drawn_photograph,
+)
 from kp2d_ros.camera.sources import Bag, Damage, open_source
 
 SIZE = (160, 120)
@@ -198,6 +204,26 @@ def test_moving_view_is_what_its_intrinsics_say():
     np.testing.assert_allclose(turn.T @ turn, np.eye(2), atol=1e-9)
     loop = np.abs(view.photograph_to_view(view.PERIOD) - first).max()
     assert loop < 1e-9  # it ends where it began
+
+
+def test_the_camera_in_the_room_sees_depth_as_its_calibration_says():
+    source = open_source('', size=SIZE)
+    assert isinstance(source, MovingCamera) and isinstance(open_source('scene'), MovingCamera)
+    pictures = [picture for _, picture in zip(range(9), source.pictures(), strict=False)]
+    k = np.array(pictures[0].info.k).reshape(3, 3)
+    first, depth = source.scene.view_with_depth(source.camera, source.poses[0])
+    np.testing.assert_array_equal(first, pictures[0].image)
+    y, x = np.mgrid[10:110:3, 10:150:3].reshape(2, -1)
+    points = np.linalg.inv(k) @ np.stack([x, y, np.ones_like(x)]) * depth[y, x]
+    to_last = np.linalg.inv(source.poses[8]) @ source.poses[0]
+    seen = k @ (to_last[:3, :3] @ points + to_last[:3, 3:])
+    u, v = np.rint(seen[:2] / seen[2]).astype(int)
+    inside = (u >= 0) & (v >= 0) & (u < SIZE[0]) & (v < SIZE[1])
+    assert inside.mean() > 0.8
+    error = np.abs(pictures[8].image[v[inside], u[inside]].astype(int) - first[y, x][inside])
+    assert np.median(error) < 6
+    assert depth.max() > 2 * depth.min()  # no plane
+    np.testing.assert_allclose(source.poses[0], room_path(source.PERIOD + 1)[-1], atol=1e-9)
 
 
 def test_there_is_always_a_photograph():

@@ -208,14 +208,14 @@ def test_run_from_start_to_interrupt(tmp_path):
             assert time.monotonic() < end
             time.sleep(0.1)
         overlay = cv2.imread(str(next(iter(sorted(out.glob('overlay-*.jpg'))))))
-        assert overlay.shape == (120, 160, 3)
+        assert overlay.shape == (240, 320, 3)  # small ones are doubled
         with urllib.request.urlopen(address + 'figures.json', timeout=10) as answer:
             figures = json.load(answer)
         assert figures['frames shown'] > 0 and figures['runtime'].startswith('torch')
         if BROWSER is not None:
             with Chromium(tmp_path / 'profile') as browser:
                 browser.open(address)
-                browser.wait("document.getElementById('stream')?.naturalWidth === 160")
+                browser.wait("document.getElementById('stream')?.naturalWidth === 320")
                 browser.wait("document.getElementById('figures').innerText.includes('Hz')")
         children = subprocess.run(
             ['ps', '-o', 'pid=', '--ppid', str(run.process.pid)], capture_output=True, text=True

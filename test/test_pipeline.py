@@ -4,6 +4,7 @@ import threading
 import time
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 from models import write_responsive_model
@@ -11,7 +12,7 @@ from models import write_responsive_model
 from kp2d_core import KeypointDetector
 from kp2d_core.camera import Camera, Info, camera_from_info, pinhole_info, uncalibrated_info
 from kp2d_ros.camera.moving_view import drawn_photograph
-from kp2d_ros.overlay import Overlay, to_jpeg
+from kp2d_ros.overlay import LASTED, OLD, PALETTE, Overlay, shades_of, to_jpeg
 from kp2d_ros.pipeline import Frame, Pipeline, Result
 from kp2d_ros.settings import Settings
 
@@ -279,19 +280,40 @@ def test_without_a_calibration_rays_are_nominal(detector, views):
     np.testing.assert_allclose(result.rays, expected, atol=1e-6)
 
 
-def test_overlay_draws_points_and_tails(detector, views):
+def coloured(canvas: np.ndarray) -> np.ndarray:
+    return (canvas.max(axis=2).astype(int) - canvas.min(axis=2)) > 30
+
+
+def test_overlay_draws_tracks_that_lasted(detector, views):
     pipeline, overlay = Pipeline(detector), Overlay()
-    for number, view in enumerate(views):
-        gray = view[..., 1]
+    for number in range(2 * LASTED):
+        gray = views[number][..., 1]
         result = pipeline.process(frame(gray, number / 10), SETTINGS)
         canvas = overlay.draw(result, '')
-    assert canvas.shape == (*gray.shape, 3)
-    coloured = (canvas.max(axis=2).astype(int) - canvas.min(axis=2)) > 30
-    x, y = np.rint(result.features.keypoints).astype(int).T
-    seen = (x >= 0) & (y >= 0) & (x < 160) & (y < 120)
-    assert coloured[y[seen], x[seen]].mean() > 0.95
-    without = Overlay().draw(replace(result, tracks=None), '')
-    assert coloured.sum() > ((without.max(axis=2).astype(int) - without.min(axis=2)) > 30).sum()
+        if number < LASTED:  # gray: of no track is known yet whether it lasts
+            assert not coloured(canvas).any()
+    assert canvas.shape == (240, 320, 3)  # of 160x120
+    x, y = np.rint(2 * result.features.keypoints + 0.5).astype(int).T
+    seen = (x >= 0) & (y >= 0) & (x < 320) & (y < 240)
+    lasted = result.tracks.ages >= LASTED
+    assert (seen & lasted).sum() > 10
+    assert coloured(canvas)[y[seen & lasted], x[seen & lasted]].mean() > 0.95
+    without_tails = Overlay().draw(result, '')
+    assert coloured(canvas).sum() > coloured(without_tails).sum()
+    assert not coloured(overlay.draw(replace(result, tracks=None), '')).any()
     assert to_jpeg(canvas)[:2] == b'\xff\xd8'
-    nothing = replace(result, features=result.features[:0], tracks=None)
-    np.testing.assert_array_equal(overlay.draw(nothing, '')[..., 0], gray)
+    wide = np.asarray(cv2.resize(gray, (640, 480)))
+    nothing = replace(result, frame=frame(wide, 0), features=result.features[:0], tracks=None)
+    plain = overlay.draw(nothing, '')
+    assert plain.shape == (480, 640, 3)
+    np.testing.assert_array_equal(plain[..., 0], np.rint(0.82 * wide))
+    captioned = overlay.draw(replace(result, frame=frame(wide, 0)), '9 Hz')
+    legend = captioned[-14:, :300].reshape(-1, 3).tolist()
+    assert all(list(colour) in legend for colour in PALETTE)
+
+
+def test_colours_of_ages():
+    ages = np.array([0, LASTED, 8, 20, OLD, 10 * OLD])
+    shades = shades_of(ages)
+    assert shades[0] == shades[1] == 0 and shades[-1] == shades[-2] == len(PALETTE) - 1
+    assert (np.diff(shades[1:5]) > 0).all()

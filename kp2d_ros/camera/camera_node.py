@@ -40,14 +40,17 @@ class CameraNode(Node):
             self._declare(
                 'source',
                 '',
-                'Images to publish: a folder, image, video, bag, webcam, or the number of a '
-                'webcam; empty: a moving view over a photograph.',
+                'Images to publish: a folder, image, video, bag, webcam, the number of a webcam, '
+                'or scene: a camera moves through a room; empty: scene.',
                 dynamic_typing=True,
             )
         )
         topic = self._declare('topic', '', 'Image topic of a bag; empty: the first one.')
         rate = self._declare(
-            'rate', 0.0, 'Frame rate in Hz; 0: as recorded, else 30.', range=(0.0, 1000.0)
+            'rate',
+            0.0,
+            'Frame rate in Hz; 0: as recorded, 20 for scene, else 30.',
+            range=(0.0, 1000.0),
         )
         self._loop = self._declare('loop', True, 'Start again after the last image.')
         width = self._declare('width', 0, 'Image width; 0: do not resize.', range=(0, 16384))

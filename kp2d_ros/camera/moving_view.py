@@ -1,4 +1,4 @@
-"""A camera without a camera: it moves over a photograph, scikit-image's or a drawn one."""
+"""Cameras without a camera: one moves through a room, the other over a photograph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.camera import pinhole_info
+from kp2d_core.errors import FileError
 from kp2d_core.images import Image, Size, read_image, size_of
+from kp2d_core.views.worlds import photographs, room, room_path, view_camera
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class MovingView:
     rate = 0.0
     PERIOD = 600  # pictures until it is where it began
 
-    def __init__(self, photograph: Image, size: Size) -> None:
-        self.description = f'moving view over a photograph of {size_of(photograph)}'
+    def __init__(self, photograph: Image, size: Size, name: str = 'a photograph') -> None:
+        width, height = size_of(photograph)
+        self.description = f'a view that moves over {name} of {width}x{height} pixels'
         self._photograph = photograph
         self._size = size
         self.intrinsics = np.array(
@@ -64,6 +67,29 @@ class MovingView:
             [[1, 0, -(width - 1) / 2], [0, 1, -(height - 1) / 2], [0, 0, 1]], np.float64
         )
         return np.asarray(self.intrinsics @ plane_to_camera @ photograph_to_plane)
+
+
+class MovingCamera:
+    """A pinhole camera that moves through a room and comes back. All it sees has its depth."""
+
+    rate = 20.0  # Hz: a view takes a while to draw, beside a node that needs the processor
+    PERIOD = 600  # pictures until it is where it began
+
+    def __init__(self, size: Size) -> None:
+        self.description = 'a camera that moves through a room of photographs'
+        try:
+            images = photographs()
+        except FileError:  # without scikit-image
+            images = [drawn_photograph(seed=seed) for seed in range(6)]
+            self.description = 'a camera that moves through a room of drawn walls'
+        self.camera = view_camera(size)
+        self.scene = room(images)
+        self.poses = room_path(self.PERIOD + 1)[:-1]  # camera to world
+
+    def pictures(self) -> Iterator[Picture]:
+        info = pinhole_info(self.camera.size, self.camera.matrix)
+        for pose in self.poses:
+            yield Picture(self.scene.view(self.camera, pose), info)
 
 
 def default_photograph() -> Image:

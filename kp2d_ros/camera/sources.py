@@ -1,4 +1,4 @@
-"""Where the camera node's pictures come from: a folder, a video, a webcam, a bag, a photograph."""
+"""Where the camera node's pictures come from: a folder, a video, a webcam, a bag, a scene."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kp2d_core.bags import decode_image, image_connections, is_bag, modern_info,
 from kp2d_core.camera import names_rectified, rectified
 from kp2d_core.errors import FileError
 from kp2d_core.images import IMAGE_SUFFIXES, Size, find_images, read_image
-from kp2d_ros.camera.moving_view import MovingView, Picture, default_photograph
+from kp2d_ros.camera.moving_view import MovingCamera, MovingView, Picture
 
 FASTEST = 240.0  # Hz that are believed of a recording
 TIMED = 100  # images whose times give the rate of a bag: all may be many gigabytes
@@ -35,23 +35,25 @@ class Source(Protocol):
 
 
 def open_source(text: str, *, size: Size | None = None, topic: str = '') -> Source:
-    """What the text names: '' is a moving view over a photograph, '0' or 'webcam' a webcam.
+    """What the text names: '' or 'scene' is a room to move through, '0' or 'webcam' a webcam.
 
     FileError or ValueError in a sentence if there is no such thing.
     """
-    if not text:
-        return MovingView(default_photograph(), size or (640, 480))
+    if text in ('', 'scene'):
+        return MovingCamera(size or (640, 480))
     if text == 'webcam' or text.isdecimal() or text.startswith('/dev/video'):
         return Webcam(text, size)
     path = Path(text).expanduser()
     if not path.exists():
-        raise FileError(f"there is no '{text}': give a folder, image, video or bag, or 'webcam'")
+        raise FileError(
+            f"there is no '{text}': give a folder, image, video or bag, 'webcam' or 'scene'"
+        )
     if is_bag(path):
         return Bag(path, topic)
     if path.is_dir():
         return Folder(path)
     if path.suffix.lower() in IMAGE_SUFFIXES:
-        return MovingView(read_image(path), size or (640, 480))
+        return MovingView(read_image(path), size or (640, 480), path.name)
     return Video(path)
 
 

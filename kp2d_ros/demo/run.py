@@ -37,9 +37,9 @@ def parser() -> argparse.ArgumentParser:
     )
     where = result.add_mutually_exclusive_group()
     where.add_argument(
-        '--source', default='',
-        help="images to show: a folder, image, video, bag or 'webcam' (default: a moving view "
-        'over a photograph)',
+        '--source', default='scene',
+        help="images to show: a folder, image, video, bag, 'webcam', or 'scene': a camera moves "
+        'through a room',
     )  # fmt: skip
     where.add_argument(
         '--topic', default='', help='image topic of a running robot, instead of a source'
