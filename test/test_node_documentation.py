@@ -10,6 +10,7 @@ pytest.importorskip('rclpy')
 
 from kp2d_core.image_messages import ENCODINGS
 from kp2d_ros import messages, parameters
+from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT, MATCH_DTYPE, keypoint_dtype
 from kp2d_ros.camera import camera_node
 
 NODE = (ROOT / 'docs' / 'node.md').read_text()
@@ -47,19 +48,19 @@ def test_bytes_of_matches():
     kinds = {'f': 'FLOAT32', 'u': 'UINT32', 'i': 'INT32'}
     expected = [
         [str(offset), str(kind.itemsize), name, kinds[kind.kind]]
-        for name, (kind, offset) in messages.MATCH_DTYPE.fields.items()
+        for name, (kind, offset) in MATCH_DTYPE.fields.items()
     ]
     assert [row[:4] for row in rows(section)] == expected
-    assert f'`point_step` is {messages.MATCH_DTYPE.itemsize}' in section
+    assert f'`point_step` is {MATCH_DTYPE.itemsize}' in section
 
 
 def test_bytes_of_keypoints():
     section = MESSAGES.split('## `keypoints`')[1].split('\n## ')[0]
     kinds = {'f': 'FLOAT32', 'u': 'UINT32'}
-    fields = messages.keypoint_dtype(128).fields
+    fields = keypoint_dtype(128).fields
     expected = [
         [str(fields[name][1]), str(fields[name][0].itemsize), name, kinds[fields[name][0].kind]]
-        for name, *_ in messages.KEYPOINT_FIELDS
+        for name, *_ in KEYPOINT_FIELDS
     ]
     written = [row[:4] for row in rows(section.split('**Which format.**')[0])]
     assert written[: len(expected)] == expected
@@ -70,6 +71,6 @@ def test_bytes_of_keypoints():
 
 
 def test_the_layout_has_its_number():
-    assert f'**layout {rows_.LAYOUT}**' in MESSAGES
+    assert f'**layout {LAYOUT}**' in MESSAGES
     example = json.loads(MESSAGES.split('```json')[1].split('```')[0])
-    assert example['layout'] == rows_.LAYOUT
+    assert example['layout'] == LAYOUT
