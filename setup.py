@@ -34,7 +34,7 @@ def data_files() -> list[tuple[str, list[str]]]:
         # name, the other the node. Not entry points, whose shebang would be the Python that
         # ran the build rather than that of the active environment.
         targets[f'lib/{package}'] = [str(path) for path in files_below(f'lib/{package}')]
-    for path in files_below('launch') + files_below('config'):
+    for path in [*files_below('launch'), *files_below('config'), *files_below('integrations')]:
         targets.setdefault(f'share/kp2d_ros/{path.parent}', []).append(str(path))
     return list(targets.items())
 
@@ -62,6 +62,7 @@ EXTRAS = {
         'ros-sensor-msgs~=5.3',
         'ros-diagnostic-msgs~=5.3',
         'ros-std-srvs~=5.3',
+        'ros-nav-msgs~=5.3',
     ],
     'test': ['pytest', 'pytest-timeout'],  # what tells `colcon test` to run pytest
     'dev': [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rcl_interfaces.msg import (
@@ -21,16 +21,21 @@ POLICIES = {kind.name: kind for kind in QoSPolicyKind.__members__.values()}
 
 def declare(node: Any) -> Settings:
     """Declare all of them on a node; their values, with overrides. ValueError if one is bad."""
-    for entry in TABLE.values():
+    return changed(Settings(), declare_table(node, TABLE))
+
+
+def declare_table(node: Any, entries: Mapping[str, Entry]) -> dict[str, Any]:
+    """Of a table of settings, the node's only one."""
+    for entry in entries.values():
         node.declare_parameter(entry.name, ros_value(entry.default), descriptor(entry))
-    values = {name: node.get_parameter(name).value for name in TABLE}
+    values = {name: node.get_parameter(name).value for name in entries}
     for name in unknown(node):
         node.get_logger().warning(f"there is no parameter '{name}': it has no effect")
     for name, value in values.items():
-        problem = TABLE[name].limits.check(name, value)
+        problem = entries[name].limits.check(name, value)
         if problem is not None:
             raise ValueError(problem)
-    return changed(Settings(), values)
+    return values
 
 
 def ros_value(value: Any) -> Any:

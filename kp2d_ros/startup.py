@@ -18,6 +18,9 @@ from kp2d_core.errors import FileError
 NODES = {
     'camera_node': 'kp2d_ros.camera.camera_node',
     'keypoint_node': 'kp2d_ros.keypoint_node',
+    'odometry_node': 'kp2d_ros.odometry.odometry_node',
+    'rtabmap_node': 'kp2d_ros.integrations.rtabmap_node',
+    'vins_node': 'kp2d_ros.integrations.vins_node',
 }
 
 # Matching is a product of small matrices: two threads take two thirds of the time of one, and

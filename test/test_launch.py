@@ -74,7 +74,7 @@ def prefix(tmp_path) -> Path:
         (share / folder).symlink_to(ROOT / folder)
     libraries = prefix / 'lib' / 'kp2d_ros'
     libraries.mkdir(parents=True)
-    for node in ('keypoint_node', 'camera_node'):
+    for node in NODES:
         script = libraries / node
         script.write_text(
             f'#!{sys.executable}\nimport sys\nfrom {NODES[node]} import main\nsys.exit(main())\n'

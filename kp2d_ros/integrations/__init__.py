@@ -1,0 +1,1 @@
+"""Our features in the messages of other SLAM systems."""

@@ -1,0 +1,1 @@
+"""The odometry node: keypoints in; the way of the camera and a map out."""

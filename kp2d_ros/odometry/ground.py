@@ -1,0 +1,95 @@
+"""The scale of a map by the height of the camera above the ground that it sees."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp2d_core.geometry import Matrix
+
+TILT = np.deg2rad(15)  # of the ground, as the base has it, at most
+HYPOTHESES = 300
+OFF = 0.04  # of the height: how far a point of the ground may be off the plane
+FEWEST = 15  # points of a plane
+SHARE = 0.1  # of the points below the camera that must lie on it
+BENEATH = 0.1  # of the points below the camera that may lie deeper than the ground
+AGREEING = 7  # estimates that make a scale
+SPREAD = 0.06  # of their median, at most, in which the middle half of them lies
+
+
+def ground_height(points: Matrix, random: np.random.Generator) -> float | None:
+    """How far below the origin the ground lies; None if no plane shows.
+
+    points  (N, 3) about the camera, in axes with z up, in any unit
+    """
+    points = points[np.isfinite(points).all(axis=1)]
+    below = points[points[:, 2] < 0]
+    if len(below) < FEWEST:
+        return None
+    # What is far away is measured badly, and need not be the same ground.
+    distance = np.linalg.norm(below, axis=1)
+    below = below[distance < 3 * np.median(distance)]
+    if len(below) < FEWEST:
+        return None
+    normals, heights = _planes(below, random)
+    if not len(heights):
+        return None
+    off = np.abs(below @ normals.T + heights) < OFF * heights  # (N, H)
+    deeper = below @ normals.T + heights < -2 * OFF * heights
+    support = off.sum(axis=0)
+    support[deeper.mean(axis=0) > BENEATH] = 0
+    best = int(np.argmax(support))
+    if support[best] < max(FEWEST, SHARE * len(below)):
+        return None
+    return _refined(below[off[:, best]])
+
+
+def _planes(points: Matrix, random: np.random.Generator) -> tuple[Matrix, Matrix]:
+    """Normals (H, 3), upward, and heights (H,) of the origin above planes through 3 points."""
+    three = points[random.integers(len(points), size=(HYPOTHESES, 3))]
+    normals = np.cross(three[:, 1] - three[:, 0], three[:, 2] - three[:, 0])
+    lengths = np.linalg.norm(normals, axis=1)
+    sound = lengths > 1e-12
+    normals, three = normals[sound] / lengths[sound, None], three[sound]
+    normals *= np.sign(normals[:, 2:])
+    heights = -(normals * three[:, 0]).sum(axis=1)
+    level = (normals[:, 2] > np.cos(TILT)) & (heights > 0)
+    return normals[level], heights[level]
+
+
+def _refined(points: Matrix) -> float | None:
+    """The least squares of z = a x + b y + c."""
+    columns = np.column_stack([points[:, :2], np.ones(len(points))])
+    (a, b, c), *_ = np.linalg.lstsq(columns, points[:, 2], rcond=None)
+    height = -c / np.sqrt(a * a + b * b + 1)
+    return float(height) if height > 0 else None
+
+
+class GroundScale:
+    """Gathers estimates until enough of them agree."""
+
+    def __init__(self, camera_height: float) -> None:
+        self.camera_height = camera_height
+        self._heights: list[float] = []
+        self._random = np.random.default_rng(0)
+
+    def add(self, points: Matrix) -> None:
+        """Of a keyframe: map points about the camera, z up, in units of the map."""
+        height = ground_height(points, self._random)
+        if height is not None:
+            self._heights = [*self._heights[-(3 * AGREEING) :], height]
+
+    @property
+    def estimates(self) -> int:
+        return len(self._heights)
+
+    @property
+    def scale(self) -> float | None:
+        """Metres a unit of the map; None: not known yet."""
+        if len(self._heights) < AGREEING:
+            return None
+        heights: NDArray[np.float64] = np.array(self._heights)
+        low, middle, high = np.percentile(heights, (25, 50, 75))
+        if high - low > SPREAD * middle:
+            return None
+        return float(self.camera_height / middle)

@@ -1,0 +1,354 @@
+"""The odometry node: keypoints in; odometry, path and map out. A lifecycle node."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.clock import Clock
+from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from sensor_msgs.msg import CameraInfo, PointCloud2
+from std_srvs.srv import Trigger
+
+from kp2d_core.errors import FileError
+from kp2d_core.odometry import State
+from kp2d_ros import parameters
+from kp2d_ros.compat import (
+    ClockType,
+    SubscriptionEventCallbacks,
+    on_parameters,
+    publisher_count,
+)
+from kp2d_ros.inputs import QUIET
+from kp2d_ros.lifecycle import FAILURE, SUCCESS, PatientLifecycleNode, logged
+from kp2d_ros.messages import LATCHED, keypoints_from_cloud
+from kp2d_ros.odometry.follower import Follower, Step
+from kp2d_ros.odometry.outputs import OdometryOutputs, TFMessage
+from kp2d_ros.odometry.report import ARBITRARY, OdometryHealth, status
+from kp2d_ros.odometry.settings import ODOMETRY_TABLE, OdometrySettings, changed
+from kp2d_ros.odometry.worker import FollowerThread, Job, Pairs
+from kp2d_ros.process import run_node
+
+SIDES = ('', 'right/')  # of the topics; the second with stereo only
+
+
+class OdometryNode(PatientLifecycleNode):
+    """configure makes the outputs, activate subscribes, deactivate stops, cleanup forgets all."""
+
+    def __init__(
+        self, name: str = 'odometry_node', *, namespace: str = 'kp2d', **options: Any
+    ) -> None:
+        super().__init__(name, namespace=namespace, **options)
+        values = parameters.declare_table(self, ODOMETRY_TABLE)
+        self._settings = changed(OdometrySettings(), values)
+        on_parameters(self, self._check, self._parameters_changed)
+
+        self._follower: Follower | None = None
+        self._outputs: OdometryOutputs | None = None
+        self._thread: FollowerThread | None = None
+        self._subscriptions_: list[Any] = []
+        self._infos: dict[int, CameraInfo] = {}  # by side
+        self._health = OdometryHealth(topic=self.resolve_topic_name('keypoints'))
+        self._since: dict[str, float] = {}  # what -> time.monotonic()
+        self._finished_at: deque[float] = deque(maxlen=60)
+        self._took: deque[float] = deque(maxlen=60)
+        self._map_due = 0.0
+        self._scale_known = False
+
+        self.create_service(Trigger, '~/reset', self._reset)
+        self.create_service(Trigger, '~/save_map', self._save_map)
+        self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)  # sim time may stand still
+        period = self._settings.diagnostics_period
+        self._report_timer = self.create_timer(period, self._report, clock=steady)
+        if not self._settings.managed:
+            self._start_timer = self.create_timer(0.0, self._start, clock=steady)
+
+    # Lifecycle
+
+    @logged
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._follower = Follower(self._settings)
+        self._health.resets = self._follower.resets
+        self._outputs = OdometryOutputs(self, self._settings)
+        if self._settings.tf == 'none':
+            self._health.note = 'switched off'
+        elif TFMessage is None:
+            self._health.note = 'not published: tf2_msgs is not installed'
+            self.get_logger().warning('tf2_msgs is not installed: nothing is published on /tf')
+        return SUCCESS
+
+    @logged
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        result = super().on_activate(state)
+        self._since['active'] = time.monotonic()
+        self._thread = FollowerThread(
+            self._work, self._count, self._problem, self._settings.queue_size
+        )
+        self._pairs = Pairs(lambda: self._count('unpaired'))
+        try:
+            self._subscribe()
+        except Exception as error:  # rclpy would swallow it
+            self._stop()
+            self.get_logger().error(f'cannot subscribe: {error}')
+            super().on_deactivate(state)
+            return FAILURE
+        for name in parameters.unknown_qos_overrides(self):
+            self.get_logger().warning(f"no topic has the QoS override '{name}': it has no effect")
+        self._health.active = True
+        self.get_logger().info(f'waiting for keypoints on {self._health.topic}')
+        return result
+
+    @logged
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._stop()
+        return super().on_deactivate(state)
+
+    @logged
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._free()
+        return super().on_cleanup(state)
+
+    @logged
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._stop()
+        self._free()
+        return super().on_shutdown(state)
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """A transition threw: back to unconfigured, with nothing left of it."""
+        self._stop()
+        self._free()
+        return SUCCESS
+
+    def destroy_node(self) -> None:
+        self._stop()
+        self._free()
+        super().destroy_node()
+
+    def _start(self) -> None:
+        self._start_timer.cancel()
+        self.start_by_itself()
+
+    def _stop(self) -> None:
+        self._health.active = False
+        for subscription in self._subscriptions_:
+            self.destroy_subscription(subscription)
+        self._subscriptions_ = []
+        if self._thread is not None:
+            self._thread.stop(timeout=60.0 if self.context.ok() else 0.4)
+        self._thread = None
+
+    def _free(self) -> None:
+        if self._outputs is not None:
+            self._outputs.destroy()
+        self._outputs = self._follower = None
+        self._health.last = None
+        self._infos.clear()
+
+    # In
+
+    def _subscribe(self) -> None:
+        settings = self._settings
+        reliable = QoSProfile(depth=settings.queue_size, reliability=ReliabilityPolicy.RELIABLE)
+        # Volatile hears every publisher, latched what some have said before.
+        volatile = QoSProfile(
+            depth=1,
+            reliability=ReliabilityPolicy.BEST_EFFORT,
+            durability=DurabilityPolicy.VOLATILE,
+        )
+        quiet = SubscriptionEventCallbacks(use_default_callbacks=False)
+        for side, prefix in enumerate(SIDES[: 2 if settings.stereo else 1]):
+            topic = f'{prefix}keypoints'
+            overrides = parameters.qos_overrides(self, topic, 'subscription')
+            self._subscriptions_.append(
+                self.create_subscription(
+                    PointCloud2,
+                    topic,
+                    partial(self._arrived, side),
+                    reliable,
+                    qos_overriding_options=overrides,
+                )
+            )
+            for qos in (volatile, LATCHED):
+                self._subscriptions_.append(
+                    self.create_subscription(
+                        CameraInfo,
+                        f'{prefix}camera_info',
+                        partial(self._infos.__setitem__, side),
+                        qos,
+                        event_callbacks=quiet,
+                    )
+                )
+
+    def _arrived(self, side: int, cloud: PointCloud2) -> None:
+        now = self._since['keypoints'] = time.monotonic()
+        clouds: list[Any] | None = [cloud]
+        if self._settings.stereo:
+            clouds = self._pairs.add(side, nanoseconds(cloud.header.stamp), cloud)
+        if clouds is None or self._thread is None:
+            return
+        self._count('received')
+        infos = [self._infos.get(number) for number in range(len(clouds))]
+        if any(info is None for info in infos):
+            self._count('damaged')
+            self._problem('damaged', 'keypoints came, but no camera_info yet')
+            return
+        self._thread.submit(Job(clouds, infos, now))
+
+    # In the thread
+
+    def _work(self, job: Job) -> None:
+        follower, outputs = self._follower, self._outputs
+        if follower is None or outputs is None:
+            return
+        keypoints = [keypoints_from_cloud(cloud) for cloud in job.clouds]
+        header = job.clouds[0].header
+        began = time.monotonic()
+        step = follower.update(keypoints, job.infos, nanoseconds(header.stamp))
+        if step is None:
+            self._count('repeated')
+            return
+        if step.base is not None:
+            outputs.publish(step, header.frame_id)
+        now = time.monotonic()
+        if now >= self._map_due:
+            self._map_due = now + self._settings.map_period
+            outputs.publish_map(follower, step.stamp, self._settings.map_radius)
+        self._since['keypoints'] = now  # while there is work, they are not missed
+        self._took.append(now - began)
+        self._finished_at.append(now)
+        self._tell(step, now)
+
+    def _tell(self, step: Step, now: float) -> None:
+        """Of every change of state, once; and of the scale."""
+        estimate, before = step.estimate, self._health.last
+        self._health.last = estimate
+        placed = estimate.pose is not None
+        self._count('placed' if placed else str(estimate.state))
+        if placed and not self._health.tracked:
+            self._health.tracked = True
+            self._since['tracked'] = now
+            if not step.scale_known and not self._settings.camera_height:
+                self.get_logger().warning(ARBITRARY)
+        if estimate.state == State.NEW_MAP:
+            self._since['map'] = now
+            self._scale_known = False
+        if step.scale_known and not self._scale_known:
+            assert self._follower is not None
+            self.get_logger().info(f'the scale is known: {self._follower.scale}')
+        self._scale_known = step.scale_known
+        if before is not None and before.state == estimate.state:
+            return
+        self._since['state'] = now
+        if before is not None and (before.state, estimate.state) == (
+            State.NEW_MAP,
+            State.TRACKING,
+        ):
+            return
+        sentence = f'{estimate.state} (map {estimate.map_number})'
+        if estimate.state == State.LOST:
+            self.get_logger().warning(f'{sentence}: no pose is published until it is found again')
+        else:
+            self.get_logger().info(sentence)
+
+    def _count(self, kind: str) -> None:
+        self._health.frames[kind] += 1
+
+    def _problem(self, kind: str, sentence: str) -> None:
+        if not self.context.ok():  # the end of the process caught the thread at its work
+            return
+        self._health.problem = self._health.last_problem = sentence.splitlines()[0]
+        self._health.failed = kind == 'failed'
+        if kind == 'failed':
+            self.get_logger().error(sentence, throttle_duration_sec=QUIET)
+        else:
+            self.get_logger().warning(f'frame refused: {sentence}', throttle_duration_sec=QUIET)
+
+    # Asked for
+
+    def _report(self) -> None:
+        health, now = self._health, time.monotonic()
+
+        def ago(what: str) -> float | None:
+            return now - self._since[what] if what in self._since else None
+
+        health.active_for = ago('active') or 0.0
+        health.since_keypoints = ago('keypoints')
+        health.in_state_for = ago('state') or 0.0
+        health.map_age = ago('map')
+        health.tracked_for = ago('tracked') or 0.0
+        sides = 2 if self._settings.stereo else 1
+        health.has_camera_info = len(self._infos) >= sides
+        if self._subscriptions_:
+            health.publishers = publisher_count(self, self._subscriptions_[0])
+        if self._follower is not None:
+            health.scale = self._follower.scale
+        recent = [when for when in list(self._finished_at) if now - when < 5.0]
+        span = recent[-1] - recent[0] if recent else 0.0
+        health.rate = (len(recent) - 1) / span if span > 0 else 0.0
+        health.update_ms = 1e3 * float(np.median(list(self._took))) if self._took else 0.0
+        message = DiagnosticArray()
+        message.header.stamp = self.get_clock().now().to_msg()
+        message.status = [status(self.get_fully_qualified_name().lstrip('/'), health)]
+        self._diagnostics.publish(message)
+        health.problem, health.failed = '', False
+
+    def _check(self, changes: Sequence[Any]) -> SetParametersResult:
+        for change in changes:
+            entry = ODOMETRY_TABLE.get(change.name)
+            problem = entry.limits.check(change.name, change.value) if entry else None
+            if problem is not None:
+                return SetParametersResult(successful=False, reason=problem)
+        return SetParametersResult(successful=True)
+
+    def _parameters_changed(self, changes: Sequence[Any]) -> None:
+        known = {change.name: change.value for change in changes}
+        self._settings = changed(self._settings, known)
+
+    def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._follower is None:
+            response.message = 'the node is not configured'
+            return response
+        self._follower.reset('asked for')
+        self._health.last = None
+        response.success, response.message = True, 'map and path begin anew with the next frame'
+        return response
+
+    def _save_map(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._follower is None:
+            response.message = 'the node is not configured'
+            return response
+        name = f'{datetime.now():%Y%m%d-%H%M%S}'
+        folder = Path(self._settings.save_folder).expanduser()
+        try:
+            paths = self._follower.save(folder, name)
+        except (ValueError, FileError) as error:
+            response.message = str(error)
+            return response
+        unit = '' if self._follower.scale.startswith('metres') else ' (the scale is arbitrary)'
+        response.success = True
+        response.message = f'wrote {" and ".join(map(str, paths))}{unit}'
+        return response
+
+
+def nanoseconds(stamp: Any) -> int:
+    return int(stamp.sec) * 10**9 + int(stamp.nanosec)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_node(OdometryNode, arguments)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

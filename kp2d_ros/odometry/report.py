@@ -1,0 +1,129 @@
+"""What the odometry node says of itself: its state, figures, advice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+
+from kp2d_core.odometry import Estimate, State
+
+OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+SUFFIX = ': odometry'  # of a status's name, after the node's
+SILENCE = 2.0  # seconds without keypoints that are worth a warning
+SLOW_START = 10.0  # seconds of starting that are worth a hint
+LONG_LOSS = 5.0  # seconds
+NEWS = 10.0  # seconds that a new map and the arbitrary scale are worth a warning
+
+ARBITRARY = (
+    'the scale is ARBITRARY: one camera sees directions, not distances. Positions and speeds are '
+    'not metres, and another map has another scale. Give camera_height, scale or a stereo pair'
+)
+
+
+@dataclass
+class OdometryHealth:
+    """What the node knows of itself when it reports. Times are seconds ago; None: never."""
+
+    topic: str
+    active: bool = False
+    active_for: float = 0.0
+    since_keypoints: float | None = None
+    publishers: int = 0
+    has_camera_info: bool = False
+    last: Estimate | None = None
+    in_state_for: float = 0.0  # seconds that the last state has lasted
+    map_age: float | None = None  # since the map of now began
+    tracked: bool = False  # a frame has had a pose
+    tracked_for: float = 0.0  # since the first one
+    scale: str = 'arbitrary'
+    problem: str = ''  # of the frames since the last report
+    failed: bool = False  # it was our own
+    last_problem: str = ''
+    frames: Counter[str] = field(default_factory=Counter)
+    resets: Counter[str] = field(default_factory=Counter)
+    rate: float = 0.0
+    update_ms: float = 0.0  # median, of the last frames
+    note: str = ''  # what else is to be said, such as: no tf2_msgs
+
+
+def assess(health: OdometryHealth) -> tuple[bytes, str]:
+    """The level and the one sentence that matters most."""
+    if not health.active:
+        return OK, 'not active'
+    if health.problem:
+        return (ERROR if health.failed else WARN), health.problem
+    silent = health.since_keypoints is None or health.since_keypoints > SILENCE
+    if silent and health.active_for > SILENCE:
+        if not health.publishers:
+            return WARN, f'nobody publishes {health.topic}: start the keypoint node, or remap'
+        return WARN, f'no keypoints on {health.topic}: does its node get images?'
+    if not health.has_camera_info:
+        if health.active_for < SILENCE:
+            return OK, 'waiting for camera_info'
+        return ERROR, 'no camera_info: odometry needs a calibrated camera'
+    if health.last is None:
+        return OK, 'waiting for keypoints'
+    return _of_state(health, health.last)
+
+
+def _of_state(health: OdometryHealth, last: Estimate) -> tuple[bytes, str]:
+    state = last.state
+    if state == State.STARTING:
+        if health.in_state_for < SLOW_START:
+            return OK, 'starting: move the camera sideways'
+        return WARN, (
+            f'starting for {health.in_state_for:.0f} s: move the camera sideways, past things '
+            'that are near; turning on the spot does not help'
+        )
+    if state == State.LOST:
+        advice = (
+            f'lost for {health.in_state_for:.0f} s: no pose is published. Go back to where the '
+            'camera has been, or call reset'
+        )
+        return (ERROR if health.in_state_for > LONG_LOSS else WARN), advice
+    if last.map_number > 0 and health.map_age is not None and health.map_age < NEWS:
+        return WARN, (
+            f'a new map began after a loss, number {last.map_number}: its place and scale are '
+            'guessed from the last pose before'
+        )
+    if health.scale == 'arbitrary' and health.tracked_for < NEWS:
+        return WARN, ARBITRARY
+    known = '' if health.scale.startswith('metres') else f'; scale {health.scale}'
+    return OK, f'{state}, {health.rate:.1f} Hz{known}'
+
+
+def status(name: str, health: OdometryHealth) -> DiagnosticStatus:
+    level, message = assess(health)
+    last = health.last
+    values: dict[str, object] = {
+        'state': last.state if last is not None else 'none',
+        'map': last.map_number if last is not None else 'none',
+        'inliers': last.inliers if last is not None else 0,
+        'matches': last.matches if last is not None else 0,
+        'reprojection (px)': f'{last.reprojection if last is not None else 0:.2f}',
+        'scale': health.scale,
+        'rate (Hz)': f'{health.rate:.2f}',
+        'update p50 (ms)': f'{health.update_ms:.1f}',
+        **{f'frames {kind}': health.frames[kind] for kind in FRAMES},
+        **{f'reset: {why}': count for why, count in sorted(health.resets.items())},
+        'tf': health.note or 'published',
+        'last problem': health.last_problem or 'none',
+    }
+    return DiagnosticStatus(
+        level=level, name=name + SUFFIX, message=message, hardware_id=health.topic,
+        values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
+    )  # fmt: skip
+
+
+# received = placed + starting + lost + dropped + damaged + failed + repeated (+ one in work)
+#   placed    has a pose
+#   dropped   the queue was full, or it ended
+#   damaged   the message, or its calibration, cannot be used
+#   failed    our own code threw
+#   repeated  has the stamp of the frame before
+FRAMES = (
+    'received', 'placed', 'starting', 'lost', 'dropped', 'damaged', 'failed', 'repeated',
+    'unpaired',  # of a stereo pair, one side that the other never came for
+)  # fmt: skip

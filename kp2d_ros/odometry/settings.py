@@ -1,0 +1,97 @@
+"""The odometry node's settings: their defaults, what they mean, which values they may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kp2d_core.checks import shown
+from kp2d_ros.settings import Entry, fixed, setting
+
+TF = ('none', 'odom', 'all')
+
+
+def check_pose(value: Any) -> None:
+    if len(value) != 6:
+        raise ValueError(
+            f'camera_pose must be x, y, z, roll, pitch, yaw: 6 numbers, got {shown(list(value))}'
+        )
+
+
+@dataclass(frozen=True)
+class OdometrySettings:
+    """All of them."""
+
+    # The input.
+    stereo: bool = fixed(
+        False, 'Take right/keypoints and right/camera_info of a rectified pair as well: the scale '
+        'is then that of the baseline.',
+    )  # fmt: skip
+    stereo_baseline: float = fixed(
+        0.0, 'Metres between the two cameras; 0: as P of right/camera_info says.',
+        range=(0.0, 100.0),
+    )  # fmt: skip
+    queue_size: int = fixed(
+        5, 'Frames that wait while one takes long; the oldest goes if there are more.',
+        range=(1, 1000),
+    )  # fmt: skip
+    # Scale.
+    camera_height: float = fixed(
+        0.0, 'Metres of the camera above a flat ground that it sees: gives the scale; 0: not '
+        'known.', range=(0.0, 1000.0),
+    )  # fmt: skip
+    scale: float = fixed(
+        0.0, 'Metres of one unit of the map, where known otherwise; 0: not known.',
+        range=(0.0, 1e6),
+    )  # fmt: skip
+    # Frames.
+    odom_frame: str = fixed('odom', 'Frame in which the poses are given.')
+    base_frame: str = fixed('base_link', 'Frame whose poses are given, x forward, z up.')
+    camera_pose: tuple[float, ...] = fixed(
+        (0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 'Where the camera is in the base frame: x, y, z in '
+        'metres, roll, pitch, yaw in radians; with zeros it looks along x. Write decimal points.',
+        values='6 numbers', verify=check_pose,
+    )  # fmt: skip
+    tf: str = fixed(
+        'odom', 'On /tf: none, odom (odom_frame to base_frame), all (also base_frame to the '
+        "camera's optical frame, where no robot description does).", choices=TF,
+    )  # fmt: skip
+    # Bounds.
+    max_keyframes: int = fixed(
+        500, 'Keyframes of a map; beyond, the oldest are forgotten. One takes about half a MB.',
+        range=(20, 100_000),
+    )  # fmt: skip
+    path_length: int = fixed(
+        2000, 'Poses in path at most; a longer one is told by every second pose.',
+        range=(10, 100_000),
+    )  # fmt: skip
+    map_period: float = fixed(
+        0.5, 'Seconds between two messages on path and on map_points.', range=(0.05, 60.0)
+    )
+    map_radius: float = setting(
+        0.0, 'Publish map points within this many metres of the camera; 0: all.',
+        range=(0.0, 1e6),
+    )  # fmt: skip
+    save_folder: str = setting(
+        '~/.ros/kp2d', 'Where save_map writes the map (PLY) and the trajectory (TUM).'
+    )
+    # The node.
+    managed: bool = fixed(False, 'Wait for lifecycle transitions instead of starting by itself.')
+    diagnostics_period: float = fixed(
+        1.0, 'Seconds between two messages on /diagnostics.', range=(0.1, 60.0)
+    )
+
+
+ODOMETRY_TABLE = {
+    each.name: Entry(each.name, each.default, each.metadata['limits'])
+    for each in fields(OdometrySettings)
+}
+
+
+def changed(settings: OdometrySettings, values: Mapping[str, Any]) -> OdometrySettings:
+    """With these values; names that are no settings are passed over."""
+    known = {name: value for name, value in values.items() if name in ODOMETRY_TABLE}
+    if 'camera_pose' in known:
+        known['camera_pose'] = tuple(known['camera_pose'])
+    return replace(settings, **known)

@@ -1,0 +1,101 @@
+"""The thread that follows the camera, behind a short queue; and pairs of stereo clouds."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kp2d_ros.worker import THREAD_NAME
+
+WAITING = 10  # clouds of one side that wait for the other side's
+
+
+@dataclass(frozen=True)
+class Job:
+    """The clouds of one moment, with the calibrations that were known when they came."""
+
+    clouds: list[Any]
+    infos: list[Any]
+    arrived: float  # time.monotonic()
+
+
+class FollowerThread:
+    """Works off jobs in their order; the oldest goes if there are too many."""
+
+    def __init__(
+        self,
+        work: Callable[[Job], None],
+        count: Callable[[str], None],
+        problem: Callable[[str, str], None],
+        longest: int,
+    ) -> None:
+        """problem(kind, sentence) hears of every frame that is 'damaged' or has 'failed'."""
+        self._work = work
+        self._count = count
+        self._problem = problem
+        self._longest = longest
+        self._jobs: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        # The name of the keypoint node's: run_node looks for it when the process ends.
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            while len(self._jobs) > self._longest:
+                self._jobs.popleft()
+                self._count('dropped')
+            self._changed.notify()
+
+    def stop(self, timeout: float) -> None:
+        """End after the frame in work."""
+        with self._changed:
+            self._closed = True
+            for _ in self._jobs:
+                self._count('dropped')
+            self._jobs.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._jobs)
+                if self._closed:
+                    return
+                job = self._jobs.popleft()
+            try:
+                self._work(job)
+            except ValueError as error:
+                self._count('damaged')
+                self._problem('damaged', str(error))
+            except Exception as error:  # the next frame has its chance
+                self._count('failed')
+                trace = traceback.format_exc()
+                self._problem('failed', f'{type(error).__name__}: {error}\n{trace}')
+
+
+class Pairs:
+    """Left and right clouds with the same stamp."""
+
+    def __init__(self, unpaired: Callable[[], None]) -> None:
+        self._waiting: tuple[dict[int, Any], dict[int, Any]] = {}, {}
+        self._unpaired = unpaired
+
+    def add(self, side: int, stamp: int, cloud: Any) -> list[Any] | None:
+        """The pair that this cloud completes; 0 is the left side."""
+        other = self._waiting[1 - side].pop(stamp, None)
+        if other is not None:
+            return [cloud, other] if side == 0 else [other, cloud]
+        mine = self._waiting[side]
+        mine[stamp] = cloud
+        while len(mine) > WAITING:
+            del mine[min(mine)]
+            self._unpaired()
+        return None
