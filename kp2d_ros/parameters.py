@@ -95,13 +95,13 @@ def check(changes: Iterable[Any], configured: bool) -> SetParametersResult:
     return SetParametersResult(successful=True)
 
 
-def table() -> str:
+def table(entries: Mapping[str, Entry] = TABLE) -> str:
     """The parameters as a Markdown table, as docs/node.md shows it."""
     lines = [
         '| parameter | default | values | may change | what it does |',
         '|---|---|---|---|---|',
     ]
-    for entry in TABLE.values():
+    for entry in entries.values():
         limits, value = entry.limits, ros_value(entry.default)
         values = limits.values or type(value).__name__
         if limits.choices:

@@ -13,6 +13,7 @@ from conftest import ROOT
 from kp2d_ros.startup import NODES
 
 FILE = ROOT / 'launch' / 'keypoints.launch.py'
+ODOMETRY = ROOT / 'launch' / 'odometry.launch.py'
 DOCUMENTED = (
     'image', 'camera_info', 'namespace', 'params_file', 'image_transport', 'model', 'runtime',
     'precision', 'threads', 'size', 'max_keypoints', 'managed', 'use_sim_time', 'camera',
@@ -59,6 +60,42 @@ def test_its_arguments_are_parameters_of_the_node():
             assert tuple(choice.value for choice in kind.elts) == entry.limits.choices
         else:
             assert type(entry.default).__name__ == kind.id
+
+
+def tables(file: Path) -> dict[str, ast.Dict]:
+    """The tables of arguments in a launch file, by name."""
+    return {
+        node.targets[0].id: node.value
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    }
+
+
+def test_odometry_launch_declares_what_is_documented_and_what_the_nodes_have():
+    pytest.importorskip('nav_msgs')
+    from kp2d_ros.odometry.settings import ODOMETRY_TABLE
+    from kp2d_ros.settings import TABLE
+
+    found = tables(ODOMETRY)
+    owners = {
+        'PARAMETERS': [TABLE], 'ODOMETRY_PARAMETERS': [ODOMETRY_TABLE],
+        'BOTH': [TABLE, ODOMETRY_TABLE],
+    }  # fmt: skip
+    assert set(found) == set(owners)
+    declared = re.findall(r"DeclareLaunchArgument\(\s*'(\w+)'", ODOMETRY.read_text())
+    for name, table in found.items():
+        declared += [key.value for key in table.keys]
+        for row in table.values:
+            parameter, kind, _ = row.elts
+            for owner in owners[name] if parameter.value != 'use_sim_time' else []:
+                entry = owner[parameter.value]
+                if isinstance(kind, ast.Tuple):
+                    assert tuple(choice.value for choice in kind.elts) == entry.limits.choices
+                else:
+                    assert type(entry.default).__name__ == kind.id
+    section = (ROOT / 'docs' / 'odometry_node.md').read_text().split('## Launch arguments')[1]
+    rows = [line.split('|')[1] for line in section.splitlines() if line.startswith('| `')]
+    assert sorted(declared) == sorted(re.findall(r'`(\w+)`', ' '.join(rows)))
 
 
 @pytest.fixture
@@ -111,10 +148,10 @@ def launch(prefix, tmp_path):
         part for part in (str(prefix), os.environ.get('AMENT_PREFIX_PATH', '')) if part
     )
 
-    def run(domain: int, pushed: str = '', **given) -> Process:
+    def run(domain: int, pushed: str = '', file: Path = FILE, **given) -> Process:
         arguments = [f'{name}:={value}' for name, value in given.items()]
         return Process(
-            tmp_path / 'log', str(script), str(FILE), pushed, *arguments,
+            tmp_path / 'log', str(script), str(file), pushed, *arguments,
             domain=domain, AMENT_PREFIX_PATH=search,
         )  # fmt: skip
 
@@ -167,6 +204,35 @@ def test_a_node_that_died_is_restarted(launch, robot, domain, model):
         robot.wait(lambda: running.output.count('waiting for images') == 2, 'its successor')
 
 
+def test_odometry_launch_starts_both_nodes_and_restarts_them(launch, robot, domain, model):
+    pytest.importorskip('nav_msgs')
+    with launch(
+        domain, '/robot', ODOMETRY, model=model, runtime='torch', threads=1, camera_height=1.2,
+        tf='none', vins_features='true',
+    ) as running:  # fmt: skip
+        running.wait_for('waiting for keypoints on /robot/kp2d/keypoints')
+        running.wait_for('waiting for images on /robot/camera/image_raw')
+        running.wait_for('to /feature_tracker/feature')
+        infos = '/robot/camera/camera_info'
+        robot.wait(lambda: robot.node.count_subscribers(infos) >= 2, 'both to hear camera_info')
+        status = robot.status('robot/kp2d/odometry_node: odometry')
+        values = {value.key: value.value for value in status.values}
+        assert values['scale'] == 'not known yet: 0 views of the ground'
+        assert values['tf'] == 'switched off'
+        for child in psutil.Process(running.process.pid).children():
+            if 'odometry_node' in ' '.join(child.cmdline()):
+                child.kill()
+        said = 'waiting for keypoints'
+        robot.wait(lambda: running.output.count(said) == 2, 'its successor')
+
+
+def test_odometry_launch_refuses_bad_arguments(launch, domain):
+    with launch(domain, file=ODOMETRY, camera_height='high') as running:
+        assert running.process.wait(60) == 1
+        assert "camera_height must be a number, not 'high'" in running.output
+        assert 'process started' not in running.output
+
+
 @pytest.mark.parametrize(
     ('given', 'sentence'),
     [
@@ -210,3 +276,24 @@ def test_configurations_parse():
     assert '/kp2d/debug_image' in topics
     layout = json.loads((config / 'foxglove.json').read_text())
     assert '/kp2d/debug_image/compressed' in json.dumps(layout)
+    odometry = yaml.safe_load((config / 'odometry.rviz').read_text())
+    displays = odometry['Visualization Manager']['Displays']
+    topics = {d['Topic']['Value'] for d in displays if 'Topic' in d}
+    ours = {'/kp2d/path', '/kp2d/map_points', '/kp2d/odometry'}
+    assert ours < topics
+    assert set(layout['configById']['3D!way']['topics']) == ours
+
+
+def test_odometry_parameters_file_and_documentation():
+    import yaml
+
+    pytest.importorskip('nav_msgs')
+    from kp2d_ros.odometry.settings import ODOMETRY_TABLE
+    from kp2d_ros.parameters import ros_value, table
+
+    text = (ROOT / 'config' / 'odometry.yaml').read_text()
+    values = yaml.safe_load(text)['/**']['ros__parameters']
+    expected = {name: ros_value(entry.default) for name, entry in ODOMETRY_TABLE.items()}
+    assert values == expected
+    assert all(type(values[name]) is type(value) for name, value in expected.items())
+    assert table(ODOMETRY_TABLE) in (ROOT / 'docs' / 'odometry_node.md').read_text()

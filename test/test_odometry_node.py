@@ -57,7 +57,7 @@ class Feed:
         )  # fmt: skip
         self.infos = robot.publisher(CameraInfo, '/kp2d/camera_info', LATCHED)
         self.infos.publish(self.info)
-        robot.wait(lambda: 'no camera_info' not in robot.status(NAME).message, 'camera_info')
+        robot.wait(lambda: figures(robot)['camera_info'] == 'known', 'camera_info')
         self.stamp = 10**9
 
     def send(self, features) -> int:
@@ -223,11 +223,10 @@ def test_reset_begins_anew(run, corridor):
     features, poses = corridor
     answer = robot.call(Trigger, '/kp2d/odometry_node/reset', Trigger.Request())
     assert answer.success
-    before = len(odometry)
+    before, total = len(odometry), handled(figures(robot)) + 24
     first = feed.stamp + round(1e9 / RATE)
     for each in features[:24]:
         feed.send(each)
-    total = int(figures(robot)['frames received'])
     robot.wait(lambda: handled(figures(robot)) == total and len(odometry) > before + 5, 'frames')
     found = figures(robot)
     assert found['reset: asked for'] == '1'

@@ -14,7 +14,7 @@ FEWEST = 15  # points of a plane
 SHARE = 0.1  # of the points below the camera that must lie on it
 BENEATH = 0.1  # of the points below the camera that may lie deeper than the ground
 AGREEING = 7  # estimates that make a scale
-SPREAD = 0.06  # of their median, at most, in which the middle half of them lies
+SPREAD = 0.1  # of their median, in which the middle half of them must lie; a camera bobs
 
 
 def ground_height(points: Matrix, random: np.random.Generator) -> float | None:

@@ -104,6 +104,7 @@ def status(name: str, health: OdometryHealth) -> DiagnosticStatus:
         'matches': last.matches if last is not None else 0,
         'reprojection (px)': f'{last.reprojection if last is not None else 0:.2f}',
         'scale': health.scale,
+        'camera_info': 'known' if health.has_camera_info else 'not known yet',
         'rate (Hz)': f'{health.rate:.2f}',
         'update p50 (ms)': f'{health.update_ms:.1f}',
         **{f'frames {kind}': health.frames[kind] for kind in FRAMES},

@@ -95,3 +95,9 @@ def changed(settings: OdometrySettings, values: Mapping[str, Any]) -> OdometrySe
     if 'camera_pose' in known:
         known['camera_pose'] = tuple(known['camera_pose'])
     return replace(settings, **known)
+
+
+if __name__ == '__main__':  # the table of docs/odometry_node.md
+    from kp2d_ros.parameters import table
+
+    print(table(ODOMETRY_TABLE), end='')
