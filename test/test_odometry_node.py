@@ -57,17 +57,39 @@ class Feed:
         )  # fmt: skip
         self.infos = robot.publisher(CameraInfo, '/kp2d/camera_info', LATCHED)
         self.infos.publish(self.info)
-        robot.wait(lambda: figures(robot)['camera_info'] == 'known', 'camera_info')
         self.stamp = 10**9
 
+    def ready(self) -> None:
+        self.robot.wait(lambda: figures(self.robot)['camera_info'] == 'known', 'camera_info')
+
     def send(self, features) -> int:
-        """The stamp of the frame, once the node has dealt with it."""
+        """The stamp of the frame."""
         self.stamp += round(1e9 / RATE)
         header = Header(stamp=time_of(self.stamp), frame_id='camera_optical_frame')
         rays = self.camera.rays(features.keypoints)
         cloud = keypoints_to_cloud(header, features, rays, descriptor_format='int8')
         self.keypoints.publish(cloud)
         return self.stamp
+
+
+    def send_pair(self, features, others) -> None:
+        self.send(features)
+        header = Header(stamp=time_of(self.stamp), frame_id='right_optical_frame')
+        rays = self.camera.rays(others.keypoints)
+        self.right.publish(keypoints_to_cloud(header, others, rays, descriptor_format='int8'))
+
+    def add_right(self, baseline: float) -> None:
+        self.right = self.robot.publisher(PointCloud2, '/kp2d/right/keypoints', 10)
+        infos = self.robot.publisher(CameraInfo, '/kp2d/right/camera_info', LATCHED)
+        projection = list(self.info.p)
+        projection[3] = -projection[0] * baseline
+        infos.publish(
+            CameraInfo(
+                width=SIZE[0], height=SIZE[1], distortion_model=self.info.distortion_model,
+                k=self.info.k, d=self.info.d, r=self.info.r, p=projection,
+            )
+        )  # fmt: skip
+        self.ready()
 
 
 def figures(robot: Robot) -> dict[str, str]:
@@ -91,7 +113,8 @@ def camera_poses(messages) -> np.ndarray:
     """Of the camera's optical frame, from those of the base that are published."""
     poses = []
     for message in messages:
-        place, turn = message.pose.pose.position, message.pose.pose.orientation
+        given = getattr(message.pose, 'pose', message.pose)  # of an odometry, or of a path
+        place, turn = given.position, given.orientation
         x, y, z, w = turn.x, turn.y, turn.z, turn.w
         pose = np.eye(4)
         pose[:3, :3] = [
@@ -122,6 +145,7 @@ def run(tmp_path_factory, corridor):
         path = robot.listen(PathMessage, '/kp2d/path')
         points = robot.listen(PointCloud2, '/kp2d/map_points')
         feed = Feed(robot)
+        feed.ready()
         first = feed.stamp + round(1e9 / RATE)
         warned = set()
 
@@ -258,17 +282,51 @@ def test_the_height_of_the_camera_gives_metres(tmp_path, robot, domain, corridor
     with start(tmp_path, domain, camera_height=1.3) as node:
         node.wait_for('waiting for keypoints')
         odometry = robot.listen(OdometryMessage, '/kp2d/odometry', 100)
+        path = robot.listen(PathMessage, '/kp2d/path')
         feed = Feed(robot)
+        feed.ready()
         first = feed.stamp + round(1e9 / RATE)
         for each in features:
             feed.send(each)
         robot.wait(lambda: handled(figures(robot)) == len(features), 'the last frame')
         node.wait_for('the scale is known: metres, by the camera height')
         assert ARBITRARY not in node.output
-        metric = [m for m in odometry if m.pose.covariance[0] < 1]
-        assert len(metric) > 5
-        off = errors(camera_poses(metric), truth_of(metric, poses, first))
-        assert off.scale == pytest.approx(1.0, abs=0.06)
+        assert odometry[-1].pose.covariance[0] < 1 < odometry[0].pose.covariance[0]
+        # What was before is scaled, too. The camera bobs by 4 % of its height.
+        stamp = odometry[-1].header.stamp
+        robot.wait(lambda: path and path[-1].poses[-1].header.stamp == stamp, 'the path')
+        whole = camera_poses(path[-1].poses)
+        off = errors(whole, truth_of(path[-1].poses, poses, first))
+        assert off.scale == pytest.approx(1.0, abs=0.1)
         code, _ = node.stop()
         assert code == 0, node.output
         assert 'Traceback' not in node.output
+
+
+def test_a_stereo_pair_gives_metres_from_the_first_frame(tmp_path, robot, domain, corridor):
+    features, poses = corridor
+    features, poses = features[:14], poses[:14]
+    scene, camera = worlds.ring(worlds.photographs()), worlds.view_camera(SIZE)
+    detector = KeypointDetector.load('small')
+    beside = np.eye(4)
+    beside[0, 3] = 0.3
+    others = [
+        detector.detect(scene.view(camera, pose @ beside), nms_radius=3, max_keypoints=500)
+        for pose in poses
+    ]
+    with start(tmp_path, domain, stereo='true') as node:
+        node.wait_for('waiting for keypoints')
+        odometry = robot.listen(OdometryMessage, '/kp2d/odometry', 100)
+        feed = Feed(robot)
+        feed.add_right(0.3)
+        first = feed.stamp + round(1e9 / RATE)
+        for pair in zip(features, others, strict=True):
+            feed.send_pair(*pair)
+        robot.wait(lambda: handled(figures(robot)) == len(features), 'the last pair')
+        robot.wait(lambda: len(odometry) == len(features), 'a pose for every pair')
+        assert figures(robot)['scale'] == 'metres, by the stereo baseline'
+        assert ARBITRARY not in node.output
+        truth = truth_of(odometry, poses, first)
+        assert errors(camera_poses(odometry), truth, with_scale=False).ate < 0.03
+        scale = errors(camera_poses(odometry), truth).scale
+        assert scale == pytest.approx(1.0, abs=0.03)

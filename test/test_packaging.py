@@ -156,7 +156,7 @@ def test_both_names_are_in_the_ament_index(installation):
 
 
 def test_launch_and_config_files_are_shared(checkout, installation):
-    wanted = files_of(checkout, 'launch', 'config')
+    wanted = files_of(checkout, 'launch', 'config', 'integrations')
     share = installation.prefix / 'share' / 'kp2d_ros'
     assert [path for path in wanted if not (share / path).is_file()] == []
 

@@ -13,7 +13,7 @@ OFF = 0.04  # of the height: how far a point of the ground may be off the plane
 FEWEST = 15  # points of a plane
 SHARE = 0.1  # of the points below the camera that must lie on it
 BENEATH = 0.1  # of the points below the camera that may lie deeper than the ground
-AGREEING = 7  # estimates that make a scale
+AGREEING = 9  # estimates that make a scale
 SPREAD = 0.1  # of their median, in which the middle half of them must lie; a camera bobs
 
 
