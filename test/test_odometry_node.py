@@ -71,7 +71,6 @@ class Feed:
         self.keypoints.publish(cloud)
         return self.stamp
 
-
     def send_pair(self, features, others) -> None:
         self.send(features)
         header = Header(stamp=time_of(self.stamp), frame_id='right_optical_frame')

@@ -6,6 +6,7 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class RtabmapNode(Node):
         super().__init__(name, namespace=namespace, **options)
         self.finished = Future()  # never
         try:
-            import rtabmap_msgs.msg as kinds
+            kinds = import_module('rtabmap_msgs.msg')  # no dependency: who wants it has it
         except ImportError:
             raise ValueError(
                 'rtabmap_node needs rtabmap_msgs: apt install ros-$ROS_DISTRO-rtabmap-msgs'
