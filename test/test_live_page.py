@@ -110,13 +110,39 @@ def test_only_the_names_of_this_machine_are_answered(page, host, code):
         (b'GET /' + b'a' * 70_000 + b' HTTP/1.1\r\n\r\n', 414),
         (b'GET / HTTP/9.9\r\n\r\n', 505),
         (b'\x00\xff\r\n\r\n', 400),
-        (b'POST / HTTP/1.1\r\nHost: localhost\r\n\r\n', 501),
+        (b'POST / HTTP/1.1\r\nHost: localhost\r\n\r\n', 404),
+        (b'PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n', 501),
         (b'GET / HTTP/1.1\r\n' + b'A: b\r\n' * 200 + b'\r\n', 431),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_odd_requests_are_answered(page, request_, code):
     assert str(code).encode() in ask(page, request_)
+
+
+def token_of(page: LivePage) -> str:
+    return get(page, '').decode().split('name="token" content="')[1].split('"')[0]
+
+
+def post(page: LivePage, body: bytes, token: str, host: str = 'localhost') -> int:
+    head = f'POST /parameters HTTP/1.1\r\nHost: {host}\r\nX-Token: {token}\r\n'
+    sent = f'{head}Content-Length: {len(body)}\r\n\r\n'.encode() + body
+    return int(ask(page, sent).split()[1])
+
+
+def test_only_the_page_itself_changes_parameters(page):
+    token, change = token_of(page), b'{"name": "nms_radius", "value": 4}'
+    other = LivePage()
+    assert len(token) > 16 and token != token_of(other)
+    other.close()
+    assert post(page, change, '') == post(page, change, 'TOKEN') == 403
+    assert post(page, change, token, host='evil.example') == 403
+    assert post(page, b'x' * 5000, token) == 413
+    for bad in (b'', b'[]', b'{"name": 3}', b'{"value": 3}', b'[' * 900, b'\xff'):
+        assert post(page, bad, token) == 400
+    assert page.changes() == []
+    assert post(page, change, token) == 202
+    assert page.changes() == [('nms_radius', 4.0)] and page.changes() == []
 
 
 def test_idle_readers_hold_nothing_for_ever(monkeypatch):
@@ -160,7 +186,12 @@ def test_in_a_browser(page, tmp_path):
             if stop.wait(0.1):
                 return
             page.show(colour(0, 255, 0) if number % 2 else colour(255, 0, 0))
-            page.tell({'state': '10.0 Hz', 'keypoints': str(number)})
+            slider = {'name': 'nms_radius', 'value': 3, 'low': 0, 'high': 9, 'step': 0.5}
+            page.tell({
+                'state': '10.0 Hz', 'keypoints': str(number), 'history': [[9.5, None], [10, 31.5]],
+                'parameters': [{**slider, 'text': 'words'}], 'level': 'warn',
+                'path': [[0, 0], [1, 2]],
+            })  # fmt: skip
 
     player = threading.Thread(target=play, daemon=True)
     with Chromium(tmp_path) as browser:
@@ -173,6 +204,18 @@ def test_in_a_browser(page, tmp_path):
         seen = browser.evaluate("document.getElementById('figures').innerText")
         assert 'keypoints' in seen
         browser.wait(f"document.getElementById('figures').innerText !== {json.dumps(seen)}")
+        assert browser.evaluate("document.getElementById('latency').innerText").startswith('31.5')
+        assert browser.evaluate("document.getElementById('state').dataset.level") == 'warn'
+        assert browser.evaluate("document.querySelectorAll('polyline').length") == 3
+        browser.evaluate(
+            "(() => { const s = document.getElementById('set-nms_radius'); s.value = 5.5;"
+            " s.dispatchEvent(new Event('change')); })()"
+        )
+        end = time.monotonic() + 20
+        while not (asked := page.changes()):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert asked == [('nms_radius', 5.5)]
         # The pixels themselves: both colours of the stream come by.
         pixel = (
             '(() => { const c = document.createElement("canvas").getContext("2d");'
@@ -189,6 +232,17 @@ def test_in_a_browser(page, tmp_path):
         page.close()
         browser.wait("document.getElementById('state').textContent.includes('ended')")
         assert all('ERR_' in complaint for complaint in browser.complaints)  # only of the end
+
+
+def change(address: str, name: str, value: float) -> int:
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        token = answer.read().decode().split('name="token" content="')[1].split('"')[0]
+    request = urllib.request.Request(
+        address + 'parameters', json.dumps({'name': name, 'value': value}).encode(),
+        {'X-Token': token},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.status
 
 
 def test_run_from_start_to_interrupt(tmp_path):
@@ -212,6 +266,18 @@ def test_run_from_start_to_interrupt(tmp_path):
         with urllib.request.urlopen(address + 'figures.json', timeout=10) as answer:
             figures = json.load(answer)
         assert figures['frames shown'] > 0 and figures['runtime'].startswith('torch')
+        while not figures.get('parameters'):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+            with urllib.request.urlopen(address + 'figures.json', timeout=10) as answer:
+                figures = json.load(answer)
+        assert change(address, 'max_keypoints', 150) == 202  # as a slider does
+        while {p['name']: p['value'] for p in figures['parameters']}['max_keypoints'] != 150:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+            with urllib.request.urlopen(address + 'figures.json', timeout=10) as answer:
+                figures = json.load(answer)
+        assert figures['history'] and figures['level'] in ('ok', 'warn')
         if BROWSER is not None:
             with Chromium(tmp_path / 'profile') as browser:
                 browser.open(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,8 @@ from kp2d_ros.startup import shared_file
 BOUNDARY = 'kp2d-frame'
 PATIENCE = 1.0  # seconds that a stream waits for a frame before it looks whether to end
 IDLE = 10.0  # seconds that a reader may neither ask nor take anything
+MOST_CHANGES = 100  # that wait to be fetched
+LONGEST_CHANGE = 1000  # bytes
 MOST_READERS = 32  # at once; a browser has 6
 # The names that this machine has for itself. A page of another name that leads here (DNS
 # rebinding) is not answered; the port may be another, as with ssh -L.
@@ -29,7 +32,14 @@ class LivePage:
         self._number = 0
         self._figures: dict[str, Any] = {}
         self._closed = False
-        self._page = shared_file('config/live_page.html').read_bytes()
+        self._changes: list[tuple[str, float]] = []
+        # Only who can read the page knows it: pages of other origins cannot.
+        self._token = secrets.token_urlsafe(16)
+        self._page = (
+            shared_file('config/live_page.html')
+            .read_bytes()
+            .replace(b'TOKEN', self._token.encode(), 1)
+        )
         try:
             self._server = _Server(('127.0.0.1', port), _handler_of(self))
         except (OSError, OverflowError) as error:
@@ -54,6 +64,12 @@ class LivePage:
         with self._changed:
             self._figures = dict(figures)
 
+    def changes(self) -> list[tuple[str, float]]:
+        """The parameters that were changed on the page since the last call: names, values."""
+        with self._changed:
+            asked, self._changes = self._changes, []
+            return asked
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -73,6 +89,19 @@ class LivePage:
             if path == '/frame.jpg' and self._jpeg:
                 return 'image/jpeg', self._jpeg
         return None
+
+    def _change(self, token: str, body: bytes) -> HTTPStatus:
+        """Note what a slider of the page asks for; what to answer."""
+        if not secrets.compare_digest(token.encode(), self._token.encode()):
+            return HTTPStatus.FORBIDDEN
+        try:
+            asked = json.loads(body)
+            name, value = str(asked['name']), float(asked['value'])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return HTTPStatus.BAD_REQUEST
+        with self._changed:
+            self._changes = [*self._changes, (name, value)][-MOST_CHANGES:]
+        return HTTPStatus.ACCEPTED
 
     def _next_frame(self, after: int) -> tuple[int, bytes] | None:
         """The newest frame with a higher number; b'' if none came for a while, None at the end."""
@@ -112,14 +141,8 @@ def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
         timeout = IDLE
 
         def do_GET(self) -> None:
-            try:
-                path = urlsplit(self.path).path
-                host = urlsplit(f'//{self.headers.get("Host", HOSTS[0])}').hostname
-            except ValueError:  # such as http://[::1
-                self.send_error(HTTPStatus.BAD_REQUEST)
-                return
-            if host not in HOSTS:
-                self.send_error(HTTPStatus.FORBIDDEN, f'open {page.address}')
+            path = self._path()
+            if path is None:
                 return
             if path == '/stream':
                 self._stream()
@@ -135,6 +158,35 @@ def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
             self.send_header('Cache-Control', 'no-store')
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            path = self._path()
+            if path is None:
+                return
+            length = self.headers.get('Content-Length', '0')
+            if not length.isdecimal() or len(length) > 9 or int(length) > LONGEST_CHANGE:
+                self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            elif path != '/parameters':
+                self.send_error(HTTPStatus.NOT_FOUND)
+            else:
+                body = self.rfile.read(int(length))
+                answer = page._change(self.headers.get('X-Token', ''), body)
+                self.send_response(answer)
+                self.send_header('Content-Length', '0')
+                self.end_headers()
+
+        def _path(self) -> str | None:
+            """What is asked for; None if the request is refused, and that is answered."""
+            try:
+                path = urlsplit(self.path).path
+                host = urlsplit(f'//{self.headers.get("Host", HOSTS[0])}').hostname
+            except ValueError:  # such as http://[::1
+                self.send_error(HTTPStatus.BAD_REQUEST)
+                return None
+            if host not in HOSTS:
+                self.send_error(HTTPStatus.FORBIDDEN, f'open {page.address}')
+                return None
+            return path
 
         def _stream(self) -> None:
             self.send_response(HTTPStatus.OK)

@@ -8,13 +8,25 @@ from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import GetParameters, SetParameters
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, PointCloud2
 
 from kp2d_ros.diagnostics import STATUS_SUFFIX
 from kp2d_ros.messages import matches_from_cloud
+from kp2d_ros.settings import TABLE
 
 WINDOW = 3.0  # seconds that figures look back
+HISTORY = 120  # reports of rate and latency, one a second
+LEVELS = {b'\0': 'ok', b'\1': 'warn', b'\2': 'error', b'\3': 'error'}
+# parameter -> lowest, highest, step: narrower than what the node takes, to be of use by hand
+SLIDERS = {
+    'max_keypoints': (50, 3000, 50),
+    'score_threshold': (0.0, 0.95, 0.05),
+    'nms_radius': (0.0, 20.0, 0.5),
+    'overlay_tail': (0, 50, 1),
+}
 
 
 class Monitor(Node):
@@ -24,7 +36,14 @@ class Monitor(Node):
         super().__init__('monitor', namespace=namespace)
         self.jpeg = b''  # the newest overlay
         self.frames = 0  # keypoint messages heard
+        self.refused = ''  # why the node did not take the last change of a parameter
+        self.history: deque[tuple[float | None, float | None]] = deque(maxlen=HISTORY)
         self._status: Any = None
+        self._values: dict[str, float] = {}
+        self._asked = False
+        node = f'{namespace}/{node_name}'
+        self._get = self.create_client(GetParameters, f'{node}/get_parameters')
+        self._set = self.create_client(SetParameters, f'{node}/set_parameters')
         self._diagnosed = f'{namespace}/{node_name}{STATUS_SUFFIX}'.lstrip('/')
         self._arrivals: deque[tuple[float, int]] = deque()  # when, keypoints
         self._matches: deque[tuple[float, int, int]] = deque()  # when, matches, inliers
@@ -59,6 +78,51 @@ class Monitor(Node):
             'runtime': counts.get('runtime', '-'),
         }
 
+    def remember(self, figures: dict[str, str]) -> None:
+        """Another point of the charts: rate and latency, None where there is none."""
+        self.history.append((_number(figures.get('rate')), _number(figures.get('latency'))))
+
+    def level(self) -> str:
+        return LEVELS[self._status.level] if self._status is not None else 'ok'
+
+    def parameters(self) -> list[dict[str, Any]]:
+        """For sliders; [] until the node has told their values."""
+        if not self._asked and self._get.service_is_ready():
+            self._asked = True
+            request = GetParameters.Request(names=list(SLIDERS))
+            self._get.call_async(request).add_done_callback(self._told)
+        return [
+            {
+                'name': name, 'value': self._values[name], 'low': low, 'high': high, 'step': step,
+                'text': TABLE[name].limits.description,
+            }
+            for name, (low, high, step) in SLIDERS.items() if name in self._values
+        ]  # fmt: skip
+
+    def change(self, name: str, value: float) -> None:
+        """Ask the node to take another value; one that it refuses is told in `refused`."""
+        if name not in SLIDERS or not self._set.service_is_ready():
+            self.refused = f'{name[:40]} cannot be changed here'
+            return
+        if isinstance(TABLE[name].default, int):
+            value = round(value) if abs(value) < 1e9 else 0
+            given = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=value)
+        else:
+            given = ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value)
+
+        def answered(future: Any) -> None:
+            (result,) = future.result().results
+            self.refused = '' if result.successful else result.reason
+            self._asked = False  # what it is now
+
+        request = SetParameters.Request(parameters=[Parameter(name=name, value=given)])
+        self._set.call_async(request).add_done_callback(answered)
+
+    def _told(self, future: Any) -> None:
+        for name, value in zip(SLIDERS, future.result().values, strict=False):
+            whole = value.type == ParameterType.PARAMETER_INTEGER
+            self._values[name] = value.integer_value if whole else round(value.double_value, 4)
+
     def state(self) -> str:
         """What the node says of itself."""
         return self._status.message if self._status is not None else 'waiting for the node'
@@ -82,3 +146,8 @@ class Monitor(Node):
 
 def _milliseconds(text: str) -> str:
     return f'{text} ms' if text not in ('', '0.0') else '-'  # 0.0: no frame before that report
+
+
+def _number(text: str | None) -> float | None:
+    """'12.3 Hz' -> 12.3; None if there is none."""
+    return float(text.split()[0]) if text and text[0].isdigit() else None

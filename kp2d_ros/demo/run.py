@@ -179,11 +179,14 @@ def watch(
             if monitor.jpeg is not shown:
                 shown = monitor.jpeg
                 page.show(shown)
+            for name, value in page.changes():
+                monitor.change(name, value)
             now = time.monotonic()
             if now >= next_line + 1:
                 next_line = now
                 figures = monitor.figures()
-                page.tell({'state': monitor.state(), **figures})
+                monitor.remember(figures)
+                page.tell(told(monitor) | figures)
                 print(line(figures) if figures else f'         {monitor.state()}', flush=True)
                 if shown and saved < args.save:
                     saved += 1
@@ -198,6 +201,17 @@ def watch(
     finally:
         monitor.destroy_node()
         rclpy.utilities.try_shutdown()
+
+
+def told(monitor: Any) -> dict[str, Any]:
+    """What the page shows beside the table of figures."""
+    return {
+        'state': monitor.state(),
+        'level': monitor.level(),
+        'history': list(monitor.history),
+        'parameters': monitor.parameters(),
+        'refused': monitor.refused,
+    }
 
 
 def _after(child: Child) -> int:
