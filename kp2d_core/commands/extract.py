@@ -18,7 +18,7 @@ from kp2d_core.commands.arguments import (
     detection_options,
     load_detector,
 )
-from kp2d_core.errors import FileError, ModelError, ModelError
+from kp2d_core.errors import FileError, ModelError
 from kp2d_core.exchange import (
     Named,
     choose_pairs,
@@ -110,8 +110,6 @@ def extracted(
         try:
             image = read_image(path)
             features = detector.detect(image, **options)
-        except ModelError:
-            raise
         except ModelError:
             raise
         except (FileError, ValueError) as error:  # one bad file must not stop a thousand good ones

@@ -17,7 +17,8 @@ from rclpy.task import Future
 from sensor_msgs.msg import ChannelFloat32, PointCloud, PointCloud2
 
 from kp2d_ros.inputs import QUIET
-from kp2d_ros.messages import NO_TRACK, Keypoints, keypoints_from_cloud
+from kp2d_ros.messages import Keypoints, keypoints_from_cloud
+from kp2d_ros.rows import NO_TRACK
 from kp2d_ros.process import run_node
 
 TOPIC = '/feature_tracker/feature'  # where VINS-Fusion listens
