@@ -21,8 +21,9 @@ from kp2d_core.features import Features
 from kp2d_core.tracking import Tracks
 from kp2d_ros.clouds import bytes_of
 from kp2d_ros.integrations import rtabmap, rtabmap_node, vins_node
-from kp2d_ros.messages import NO_TRACK, keypoints_from_cloud, keypoints_to_cloud
+from kp2d_ros.messages import keypoints_from_cloud, keypoints_to_cloud
 from kp2d_ros.odometry.outputs import time_of
+from kp2d_ros.rows import NO_TRACK
 from kp2d_ros.startup import NODES
 
 
