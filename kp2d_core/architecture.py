@@ -78,10 +78,12 @@ class Architecture:
             whole(getattr(self, name), name, least=1, most=4096)
         for name, kind in FIELD_TYPES.items():
             if not isinstance(getattr(self, name), kind):
-                raise ValueError(f'{name} must be a {kind.__name__}, got {getattr(self, name)!r}')
+                raise ValueError(
+                    f'{name} must be a {kind.__name__}, got {shown(getattr(self, name))}'
+                )
         whole(self.saliency, 'saliency', least=0, most=256)
         if whole(self.cell, 'cell') not in (4, CELL):
-            raise ValueError(f'cell must be 4 or {CELL}, got {self.cell!r}')
+            raise ValueError(f'cell must be 4 or {CELL}, got {shown(self.cell)}')
         if self.cell < CELL and not self.upsample:
             raise ValueError('cells of 4 px need upsample: their heads are at 1/4')
 

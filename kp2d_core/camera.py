@@ -306,4 +306,4 @@ def read_calibration(path: str | Path) -> Info:
             str(values['distortion_model']),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f'{path} is not a camera calibration: {error!r}') from None
+        raise FileError(f'{path} is not a camera calibration: {shown(error)}') from None

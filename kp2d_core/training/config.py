@@ -233,7 +233,7 @@ def _build(wanted: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         if value not in get_args(wanted):
             choices = ', '.join(map(str, get_args(wanted)))
-            raise ValueError(f'{path} must be one of {choices}, got {value!r}')
+            raise ValueError(f'{path} must be one of {choices}, got {shown(value)}')
         return value
     if origin is tuple:
         return _build_tuple(get_args(wanted), value, path)
@@ -246,17 +246,17 @@ def _build(wanted: Any, value: Any, path: str) -> Any:
     if wanted is int:
         return whole(value, path, least=-MOST)
     if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
-        raise ValueError(f'{path} must be {_NAMES[wanted]}, got {value!r}')
+        raise ValueError(f'{path} must be {_NAMES[wanted]}, got {shown(value)}')
     return value
 
 
 def _build_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f'{path} must be a list, got {value!r}')
+        raise ValueError(f'{path} must be a list, got {shown(value)}')
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_build(kinds[0], item, f'{path}[{i}]') for i, item in enumerate(value))
     if len(value) != len(kinds):
-        raise ValueError(f'{path} must have {len(kinds)} values, got {value!r}')
+        raise ValueError(f'{path} must have {len(kinds)} values, got {shown(value)}')
     return tuple(
         _build(kind, item, f'{path}[{i}]')
         for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
