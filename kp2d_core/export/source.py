@@ -52,6 +52,11 @@ class Profile:
             whole(self.batch, 'batch', least=1, most=MOST_BATCH)
 
     @property
+    def sizes(self) -> tuple[Any, ...]:
+        """Everything but the number of keypoints."""
+        return self.height, self.width, self.batch, self.mono, self.precision, self.cell
+
+    @property
     def cells(self) -> int:
         return (self.height // self.cell) * (self.width // self.cell)
 

@@ -7,7 +7,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -147,14 +146,17 @@ class CompiledRuntime(ABC):
 
     def _serving(self, profile: Profile) -> Profile | None:
         """Of the compiled profiles one that differs in nothing but more keypoints."""
-        alike = (each for each in self._compiled if each.top_k >= profile.top_k)
-        same = [each for each in alike if replace(each, top_k=1) == replace(profile, top_k=1)]
+        same = [
+            each
+            for each in self._compiled
+            if each.top_k >= profile.top_k and each.sizes == profile.sizes
+        ]
         return min(same, key=lambda each: each.top_k, default=None)
 
     def _keep(self, profile: Profile, compiled: Compiled) -> None:
         """In the place of those that differ in the number of keypoints, and of the oldest."""
         for each in [*self._compiled]:
-            if replace(each, top_k=1) == replace(profile, top_k=1):
+            if each.sizes == profile.sizes:
                 del self._compiled[each]
         self._compiled[profile] = compiled
         while too_many(self._compiled):
