@@ -39,7 +39,7 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 # make run SOURCE=film.mp4, a folder, a bag or webcam; or TOPIC=/camera/image_raw of a running robot.
-run: $(RUNS)  ## a camera and the keypoint node, with a live page; SOURCE=film.mp4, TOPIC=/image
+run: $(RUNS)  ## start a camera, the keypoint node and a live page; SOURCE=film.mp4, TOPIC=/image
 	@$(BIN)/python -m kp2d_ros.demo.run $(if $(SOURCE),--source '$(SOURCE)') $(if $(TOPIC),--topic '$(TOPIC)') $(ARGS)
 
 test: $(READY)  ## run every test
@@ -47,7 +47,7 @@ test: $(READY)  ## run every test
 
 # The tests look at a few of these examples, always the same; SEED=7 looks at others.
 SEED ?= 0
-fuzz: $(READY)  ## damaged files and wild values for some minutes; SEED=7
+fuzz: $(READY)  ## feed damaged files and extreme values for some minutes; SEED=7
 	KP2D_FUZZ=20 $(BIN)/python -m pytest -q test/test_fuzz_*.py --timeout 1800 --hypothesis-seed=$(SEED) $(ARGS)
 
 test-robot: $(READY)  ## install as the README says, with the versions of Ubuntu 24.04
@@ -62,7 +62,7 @@ bench: $(READY)  ## measure the speed of every runtime of this machine
 	$(BIN)/kp2d bench $(ARGS)
 
 # Trains the models that ship: small views at a constant rate, then larger ones while it falls to 0.
-# Stopped at any time, the same command goes on where it was; to begin anew, remove runs/weights.
+# If you stop it, the same command continues; to start again from scratch, remove runs/weights.
 SMALL_STEPS ?= 30000 8000  # with small views, with large ones
 FAST_STEPS ?= 16000 4000
 BEGIN := --set optimizer.schedule=constant
@@ -86,7 +86,7 @@ clean:  ## remove everything that was made here, the environment too
 	rm -rf $(VENV) build install log dist out *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A venv of another Python, or of another ROS, is made anew.
+# A venv of another Python, or of another ROS, is replaced.
 $(RUNS): $(TO_RUN) requirements/constraints.txt setup.py
 	@for other in $(VENV)/runs-*; do \
 	    case $$other in $@|*'*') ;; *) echo "replacing $$other"; rm -rf $(VENV) ;; esac; done

@@ -23,7 +23,7 @@ from kp2d_core.matching import match
 from kp2d_core.visualize import draw_keypoints, draw_matches, write_image
 
 PHOTOGRAPHS = ('astronaut', 'coffee', 'chelsea', 'rocket')
-# Photograph -> degrees turned, times enlarged, times narrower, as a plane is seen from aside.
+# Photograph -> rotation in degrees, zoom, stretch (as in an oblique view of a plane).
 HARD = {'gravel': (70, 2.5, 1.0), 'coffee': (40, 3.0, 1.0), 'astronaut': (10, 1.0, 3.5)}
 
 

@@ -37,11 +37,11 @@ MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
 SCALE_RANGE = (0.1, 4.0)
 MOST_KEYPOINTS = 2000  # of an image, unless another number is asked for
 MOST_RADIUS = 256  # pixels
-SCORE_THRESHOLD = 0.3  # below it are the points of images that have nothing to be found again
+SCORE_THRESHOLD = 0.3  # black, flat and defocused images have almost no points above it
 NMS_RADIUS = 3.0  # pixels: each place once
 # Candidates asked for, times the keypoints wanted, by the network's cell: the rest are copies.
 SPARE = {8: 3.0, 4: 1.35}
-BATCH_PIXELS = 4 << 20  # that run at once: more take memory, and hardly less time
+BATCH_PIXELS = 4 << 20  # pixels of a batch: more need memory and hardly save time
 
 
 class Options(TypedDict, total=False):
@@ -74,13 +74,14 @@ class KeypointDetector:
         precision: str = 'auto',
         threads: int | None = None,
     ) -> KeypointDetector:
-        """A shipped model by name ('small'), a .safetensors file, or an exported .onnx model.
+        """Load a model.
 
-        model      'auto' is 'small', on every machine
-        runtime    'auto' takes the best that this machine has; see `kp2d info`
-        precision  'fp32', 'fp16' or 'int8'; 'auto': int8 with OpenVINO on a CPU that is made for
-                   it, fp16 with TensorRT, else fp32; what an exported model has
-        threads    of the CPU; None leaves it to the runtime
+        model      name of a shipped model, a .safetensors file or an exported .onnx model; 'auto'
+                   is 'small' on every machine
+        runtime    'auto' selects the best runtime of this machine; see `kp2d info`
+        precision  'fp32', 'fp16' or 'int8'; 'auto': int8 with OpenVINO on a CPU with VNNI or AMX,
+                   fp16 with TensorRT, else fp32; an exported model keeps its own
+        threads    CPU threads; None: the runtime decides
         """
         return cls(open_runtime(model, runtime=runtime, precision=precision, threads=threads))
 
@@ -101,19 +102,24 @@ class KeypointDetector:
         nms_radius: float = NMS_RADIUS,
         mask: Image | NDArray[np.bool_] | None = None,
     ) -> Features | list[Features]:
-        """Features of an image, in its own pixels, highest score first; of a list, a list.
+        """Detect keypoints: `Features` in pixels of the image, highest score first.
 
-        image            a path, an array, a PIL image or a torch tensor, as `to_image` takes it;
-                         images of a list that have one size go through the network together
-        working_size     (width, height) to run the network at, or the longer side; None: as given
-        scales           run it at so many times that size, each of them, and take the best of all;
-                         None: at 1 and 0.5, or at 1 alone if the model was exported for one size
-        max_keypoints    the best so many; None: one for each cell (and scale) above threshold
-        score_threshold  keep scores above it; the default leaves (nearly) nothing of an image
-                         that is black, flat or out of focus
-        nms_radius       of points closer together than this, in pixels, keep the best: each place
-                         once; 0: keep all, as in the paper
-        mask             HxW, keypoints are kept where it is not 0; of a list, all have one size
+        A list of images gives a list of `Features`.
+
+        image            a path, an array, a PIL image or a torch tensor (see `to_image`); images
+                         of the same size in a list run as a batch
+        working_size     size for the network, (width, height) or the longer side; None: do not
+                         resize
+        scales           run the network at each of these multiples of the working size and keep
+                         the best keypoints of all; None: (1, 0.5), or (1,) for an exported model
+        max_keypoints    keep at most this many, those with the highest scores; None: one per cell
+                         and scale above the threshold
+        score_threshold  keep scores above this; with the default, black, flat and defocused
+                         images give almost no keypoints
+        nms_radius       drop a keypoint that lies closer than this many pixels to a better one;
+                         0: keep all, as in the paper
+        mask             HxW, keypoints where it is 0 are dropped; images of a list then have one
+                         size
         """
         single = not isinstance(image, list | tuple)
         given: list[Any] = [image] if single else list(image)  # type: ignore[arg-type]
@@ -164,9 +170,9 @@ class KeypointDetector:
         scales: Sequence[float] | None = None,
         limit: int | None = None,
     ) -> None:
-        """Compile for `count` images of a size at once, so that `detect` need not.
+        """Compile for batches of `count` images of a size, so that `detect` need not.
 
-        `limit` is what the method of that name says. Another thread may detect meanwhile.
+        `limit` comes from the method `limit`. Another thread may call `detect` meanwhile.
         """
         image = np.zeros((size[1], size[0], 3), np.uint8)
         sizes = self._working_sizes(size, working_size, scales)
@@ -206,7 +212,7 @@ class KeypointDetector:
     def _run(
         self, images: list[Image], working_size: Size, max_keypoints: int | None
     ) -> list[Features]:
-        """What the network finds in images of one size, some of it perhaps in the padding."""
+        """The features of images of one size; some may lie in the padding."""
         inputs, placements = zip(*(prepare(each, working_size) for each in images), strict=True)
         placement = placements[0]
         top_k = self._top_k(inputs[0], placement, max_keypoints)
@@ -227,7 +233,7 @@ class KeypointDetector:
         ]
 
     def _top_k(self, network_input: Image, placement: Placement, wanted: int | None) -> int:
-        """How many cells to ask for, so that so many are left without the padding's."""
+        """How many cells to request, so that `wanted` remain without those in the padding."""
         (height, width), cell = network_input.shape[:2], self.runtime.cell
         cells = (height // cell) * (width // cell)
         if wanted is None:
@@ -236,7 +242,7 @@ class KeypointDetector:
 
 
 def _alike(images: list[Image], sizes: list[list[Size]]) -> Iterator[list[int]]:
-    """Indices of images of one size, as many together as the network should run at once."""
+    """Batches: indices of images of one size, at most BATCH_PIXELS each."""
     groups: dict[Size, list[int]] = {}
     for index, image in enumerate(images):
         groups.setdefault(size_of(image), []).append(index)
@@ -271,9 +277,9 @@ def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
 
 
 def scaled_sizes(size: Size, scales: Sequence[float] | None) -> list[Size]:
-    """The size at each scale, each once; ValueError if one is too small or large to work at.
+    """The image size at each scale, without duplicates; ValueError if one is out of range.
 
-    None: at the default scales, but for one that is too small.
+    None: the default scales, without those that are too small.
     """
     chosen = DEFAULT_SCALES if scales is None else check_scales(scales)
     sizes = [(round(size[0] * scale), round(size[1] * scale)) for scale in chosen]

@@ -15,16 +15,16 @@ MOST_PAIRS = 1 << 22  # that suppression looks at all at once: 64 MB
 
 @dataclass(frozen=True, repr=False)
 class Features:
-    """What was found in one image, highest score first.
+    """The keypoints of one image, highest score first.
 
-    Every field but `image_size` is an array with a row for each point.
+    Every field except `image_size` is an array with one row per keypoint.
     """
 
     keypoints: Float  # (N, 2): x right, y down, pixels; (0, 0) = centre of the top-left pixel
     scores: Float  # (N,) descending
     descriptors: Float  # (N, D) unit length
     image_size: tuple[int, int] = (0, 0)  # (width, height) of the image they lie in
-    # (N,) at which each was found: 1 in the image as it is, 0.5 in the image at half its size
+    # (N,) scale at which each was found: 1 in the full image, 0.5 in the image at half the size
     scales: Float = None  # type: ignore[assignment]
     # (N,) expected error of each location, in pixels along x and along y; 1 if the model has none
     sigma: Float = None  # type: ignore[assignment]
@@ -55,7 +55,7 @@ class Features:
         return {name: rows for name, rows in values.items() if isinstance(rows, np.ndarray)}
 
     def to_dict(self) -> dict[str, NDArray[Any]]:
-        """With the names that LightGlue and its kin use.
+        """A dictionary with the key names of LightGlue.
 
         >>> data = {name: torch.from_numpy(v)[None] for name, v in features.to_dict().items()}
         """
@@ -65,7 +65,7 @@ class Features:
 
 
 def join_features(parts: Sequence[Features]) -> Features:
-    """Of one image, one after the other; the scores are then no longer in order."""
+    """Concatenate features of one image; the scores are then no longer in order."""
     together = [part.rows() for part in parts]
     joined: dict[str, Any] = {
         name: np.concatenate([rows[name] for rows in together]) for name in together[0]
@@ -85,7 +85,7 @@ def select(
     nms_radius: float = 0.0,
     mask: NDArray[np.uint8] | NDArray[np.bool_] | None = None,
 ) -> Features:
-    """Keep scores above the threshold, points inside the image and mask, spread, then the best."""
+    """Apply score threshold, image border, mask, suppression and the limit, in this order."""
     keep = features.scores > score_threshold
     if features.image_size != (0, 0):
         keep &= inside(features.keypoints, features.image_size)
@@ -118,8 +118,8 @@ def _under_mask(points: Float, mask: NDArray[np.uint8] | NDArray[np.bool_]) -> N
 def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
     """Greedy non-maximum suppression of points in descending order of score: which ones stay.
 
-    A point goes if one that stays, with a higher score, is closer than `radius`. It gives what
-    walking down the list one by one gives, in a few passes over all close pairs at once.
+    A point is dropped if a kept point with a higher score is closer than `radius`. The result is
+    that of a loop over the points, in a few vectorised passes over all close pairs.
     """
     pairs = _close_pairs(points, radius)
     if pairs is None:

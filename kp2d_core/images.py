@@ -122,7 +122,7 @@ def size_of(image: Image) -> Size:
 
 
 def most_pixels(megapixels: int) -> int:
-    """The limit in pixels: so many megapixels, unless the user asked for more, or for fewer."""
+    """The limit in pixels; the environment variable KP2D_MAX_MEGAPIXELS overrides it."""
     wanted = os.environ.get(LIMIT)
     if not wanted:
         return megapixels * MEGAPIXEL

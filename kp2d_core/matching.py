@@ -27,7 +27,7 @@ class Matches:
 
     indices: NDArray[np.intp]  # (M, 2): index in the first set, index in the second
     distances: Float  # (M,) Euclidean distance of the two unit descriptors, 0 to 2
-    inliers: NDArray[np.bool_]  # (M,) agrees with the estimated geometry; all if none was asked
+    inliers: NDArray[np.bool_]  # (M,) agrees with the geometry; all True without verification
     model: NDArray[np.float64] | None = None  # 3x3 homography, fundamental or essential matrix
 
     def __len__(self) -> int:
@@ -48,20 +48,20 @@ def match(
     intrinsics: NDArray[np.float64] | None = None,
     undistort: Callable[[Float], Float] | None = None,
 ) -> Matches:
-    """Nearest neighbours of the first set's descriptors in the second.
+    """Match each descriptor of the first set with its nearest neighbour in the second.
 
-    Descriptors that are not float32 are taken as they are meant: int8 scaled, uint8 as bits.
+    int8 descriptors are scaled and uint8 descriptors are read as bits.
 
-    mutual        keep a pair only if each is the other's nearest
-    max_ratio     keep a pair only if distance < max_ratio * distance to the second nearest
-    max_distance  keep a pair only up to this descriptor distance (0 to 2)
-    radius        look only within so many pixels of the predicted position
-    predicted     (N, 2) where the first set's points are expected in the second image;
-                  without it, where they were
+    mutual        keep a match only if each point is the nearest neighbour of the other
+    max_ratio     keep a match only if distance < max_ratio * distance to the second nearest
+    max_distance  keep a match only up to this descriptor distance (0 to 2)
+    radius        search only within this many pixels of the predicted position
+    predicted     (N, 2) predicted positions of the first points in the second image;
+                  None: their positions in the first image
     verification  'none', 'homography', 'fundamental' or 'essential' (needs `intrinsics`)
-    threshold     of the verification, in pixels (for 'essential' those of the image's middle)
+    threshold     largest error of an inlier in pixels (for 'essential' at the image centre)
     intrinsics    3x3 camera matrix of both images
-    undistort     takes pixels (M, 2) to those of a camera without distortion, for the verification
+    undistort     maps pixels (M, 2) to those of a camera without distortion, before verification
     """
     a, b = as_float32(first), as_float32(second)
     _check_options(first, second, max_ratio, max_distance, radius, predicted)
@@ -100,7 +100,7 @@ def match(
 
 
 def _one_each(rows: NDArray[np.intp], nearest: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Of rows that are equally near to the same one, as copies are, the first."""
+    """The first of several rows that are equally near to the same point, as copies are."""
     if not len(rows) or np.bincount(nearest[rows]).max() < 2:
         return rows
     return rows[np.sort(np.unique(nearest[rows], return_index=True)[1])]

@@ -1,9 +1,8 @@
-"""Matches made exact: the patches around them are aligned, as their neighbours say they are seen.
+"""Refine matches to sub-pixel accuracy by aligning the image patches around them.
 
-A network places a point to a good half of a pixel. Where two images show the same surface, their
-pixels say more: the patch around the first point is laid on the second image, turned, scaled and
-sheared as the neighbouring matches are, and shifted until it fits. No geometry of the whole scene
-is assumed.
+The network locates a point to about half a pixel; the pixels of the two images allow more. The
+patch around the first point is rotated, scaled and sheared like the neighbouring matches, laid on
+the second image, and shifted until it fits. No geometry of the whole scene is assumed.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from kp2d_core.features import Features, Float
 from kp2d_core.images import Image, check_image
 from kp2d_core.matching import Matches, distance_factors
 
-NEIGHBOURS = 16  # matches that tell how a patch is seen
-MOST_CANDIDATES = 512  # matches to find them among, evenly taken; a power of 2
-PAIRS = 16  # of neighbours, each with a frame to try
-TOLERANCE = 3.0, 0.15  # px, or share of the distance, that a neighbour may be off a frame
-MINIMUM_SUPPORT = 2.5  # neighbours that agree, by weight
+NEIGHBOURS = 16  # neighbouring matches that determine the transformation (frame) of a patch
+MOST_CANDIDATES = 512  # neighbours are searched among this many matches; a power of 2
+PAIRS = 16  # pairs of neighbours; each gives a frame to try
+TOLERANCE = 3.0, 0.15  # largest error of a neighbour: px, or share of the distance
+MINIMUM_SUPPORT = 2.5  # weighted number of neighbours that must agree
 LARGEST_SCALE = 8.0
 LARGEST_STRETCH = 6.0  # of one axis over the other
 
 RADIUS = 5  # px of a patch around its middle
 WINDOW = 4.0  # px, sigma of the weights in a patch
-SMOOTHING = 0.7  # px, sigma: sampling between pixels is then fair
+SMOOTHING = 0.7  # px, sigma, so that interpolation between pixels is unbiased
 STEPS = 8  # at most
-ENOUGH = 8  # matches that align, to do without the others
+ENOUGH = 8  # with this many aligned matches the others are dropped
 LONGEST_STEP = 1.0  # px
 CONVERGED = 0.03  # px, of the last step
 LEAST_CONTRAST = 1.0  # of 255, standard deviation in a patch
@@ -39,13 +38,13 @@ LEAST_CONTRAST = 1.0  # of 255, standard deviation in a patch
 
 @dataclass(frozen=True)
 class Refinement:
-    """Of M matches."""
+    """The refined positions of M matches."""
 
-    points: Float  # (M, 2) in the second image; where a match did not align, as they were
+    points: Float  # (M, 2) in the second image; unchanged where a match did not align
     aligned: NDArray[np.bool_]  # (M,)
 
     def moved(self, second: Features, matches: Matches) -> Features:
-        """The second image's features with the matched ones at their refined places."""
+        """The features of the second image with refined positions."""
         keypoints = second.keypoints.copy()
         keypoints[matches.indices[:, 1]] = self.points
         return replace(second, keypoints=keypoints)
@@ -62,14 +61,14 @@ def refine_matches(
     min_correlation: float = 0.8,
     max_sigma: float = 0.5,
 ) -> Refinement:
-    """Points of the second image moved to where its patch fits the first image's best.
+    """Move each matched point of the second image to where its patch fits the first image best.
 
-    max_shift        px: a match that has to move further does not align
-    min_correlation  of the two patches, at most 1
-    max_sigma        px: expected error of the place, by the patches' contrast and difference
+    max_shift        a match that would move by more pixels is not aligned
+    min_correlation  smallest correlation of the two patches, at most 1
+    max_sigma        largest expected error in pixels, from the patches' contrast and difference
 
-    Images are RGB or gray uint8. Frames come from matches that are inliers (all, if nothing was
-    verified); up to half of them may be wrong.
+    Images are RGB or gray uint8. The transformation of a patch comes from neighbouring inliers
+    (all matches without verification); up to half of them may be wrong.
     """
     images = check_image(first_image, 'first_image'), check_image(second_image, 'second_image')
     here = first.keypoints[matches.indices[:, 0]].astype(np.float32)

@@ -63,12 +63,12 @@ def join(first: Known, second: Known) -> Known:
 
 
 class Tracker:
-    """Gives features of successive frames their track ids.
+    """Assigns track ids to the features of successive frames.
 
-    A track is born with an unmatched feature, goes on while it is matched, and ends after it was
-    missed in more than `max_missed` successive frames; at once if it was seen only once, as most
-    that are never seen again. Other keyword arguments are `match`'s. Outliers of its verification
-    do not continue a track.
+    An unmatched feature starts a track. A track ends after it was missed in more than
+    `max_missed` frames in a row. A track seen in only one frame ends the first time it is missed,
+    because most of these never return. Other keyword arguments are passed to `match`. Outliers of
+    its verification do not continue a track.
     """
 
     def __init__(self, max_missed: int = 2, **match_options: Any) -> None:
@@ -78,12 +78,12 @@ class Tracker:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all tracks. Ids go on: one is never given twice."""
-        self._previous: Known | None = None  # what the previous frame had
-        self._missed: Known | None = None  # what it had not
+        """End all tracks. Ids are never reused."""
+        self._previous: Known | None = None  # tracks seen in the previous frame
+        self._missed: Known | None = None  # tracks that were missed in it
 
     def update(self, features: Features) -> Tracks:
-        """The tracks of the next frame's features."""
+        """Assign tracks to the features of the next frame."""
         ids = np.full(len(features), -1, np.int64)
         ages = np.zeros(len(features), np.int64)
 
@@ -100,8 +100,8 @@ class Tracker:
             go_on(self._previous, matches, np.arange(len(features)))
             lost = missed_again(self._previous, matches, self.max_missed)
             if missed is not None and len(missed.ids):
-                # With the features that are still without a track: too few for a geometry, but
-                # they must be clear.
+                # Features still without a track are too few to verify geometrically, so their
+                # matches must be unambiguous.
                 free = np.flatnonzero(ids < 0)
                 found = match(missed.features, features[free], **self._options_for_missed())
                 go_on(missed, found, free)

@@ -1,4 +1,4 @@
-"""What the node counts and times, and what it says of itself: figures, and advice."""
+"""Statistics of the node and its diagnostics: figures, warnings, advice."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Statistics:
 
 @dataclass
 class Health:
-    """What the node knows of itself when it reports."""
+    """The state of the node that a report is made from."""
 
     topic: str
     middleware: str = ''  # such as rmw_fastrtps_cpp
@@ -205,8 +205,8 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
         return say(
             WARN,
             'no texture',
-            'no texture: next to nothing in the image can be '
-            'recognised again. Is it a blank wall, out of focus, or badly exposed?',
+            'no texture: the image has almost no points that can be recognised again. Is it a '
+            'blank wall, out of focus, or badly exposed?',
         )
     arrived = received + since['lost']
     if since['lost'] > 0.1 * arrived:

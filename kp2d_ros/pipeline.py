@@ -204,7 +204,7 @@ class Pipeline:
                     limit=work.limit,
                 )
             self._ready, self._failed, self.problem = work, None, ''
-        except Exception as error:  # whatever a runtime throws: the old network goes on
+        except Exception as error:  # whatever a runtime raises: keep the old network
             self._failed, self._again_at = work, time.monotonic() + PAUSE
             self.problem = f'the network cannot be compiled for {work}: {error}'
         finally:
@@ -285,7 +285,7 @@ class Stream:
 
 
 def differ(first: Camera | None, second: Camera | None) -> bool:
-    """Whether a calibration changed by more than autofocus and the like drift between frames."""
+    """Whether a calibration changed by more than a drift between frames, as from autofocus."""
     if first is None or second is None or first.size != second.size:
         return first is not second
     return first != second and first.shift(second) > DRIFT * np.hypot(*first.size)

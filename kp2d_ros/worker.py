@@ -112,7 +112,7 @@ class Worker:
         self._reset.set()
 
     def stop(self, timeout: float) -> bool:
-        """End after the frame in work. False if that takes longer: then it goes on as before."""
+        """Stop after the current frame. False if that takes longer; the worker then continues."""
         self._mailbox.close()
         self._thread.join(timeout)
         if self._thread.is_alive():

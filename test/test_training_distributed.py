@@ -128,5 +128,5 @@ def test_the_death_of_a_process_ends_the_run_with_a_message(data, tmp_path):
     code, output = finish(process)
     assert code != 0
     assert 'Signal 9 (SIGKILL)' in output  # torchrun's
-    assert 'another process of the run is gone' in output  # ours
+    assert 'another process of the run has died' in output  # ours
     assert read_state(out / 'state.safetensors')[1].step >= 1  # what was saved is whole

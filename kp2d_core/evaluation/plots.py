@@ -154,7 +154,7 @@ def _sigmas(study: Study) -> bytes:
     gaussian = 1 - np.exp(-(ratios**2) / 2)
     label = f'a Gaussian, median {EXPECTED_MEDIAN:.2f}'
     axis.plot(ratios, gaussian, '--', color='#94a3b8', linewidth=1, label=label)
-    axis.set(title='Right matches within so many sigmas', xlabel='error / sigma', xlim=(0, 5))
+    axis.set(title='Correct matches by error in sigmas', xlabel='error / sigma', xlim=(0, 5))
     axis.set(ylabel='share', ylim=(0, 1.03))
     figure.legend(*axis.get_legend_handles_labels(), loc='outside lower center', ncols=3)
     return _svg(figure)

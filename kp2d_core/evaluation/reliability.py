@@ -16,7 +16,7 @@ from kp2d_core.images import Size
 
 FOUND = 1.5  # px, within which a point is found again
 BINS = 10  # of scores, from 0 to 1
-# Of a 2-D Gaussian, half of all errors are below so many sigmas (of one axis).
+# The median length of a 2-D Gaussian vector, in sigmas of one axis.
 EXPECTED_MEDIAN = float(np.sqrt(2 * np.log(2)))
 
 

@@ -45,7 +45,7 @@ def open_runtime(
     """The runtime of that name with the model loaded; 'auto' takes the best one there is.
 
     `model` 'auto' is the same shipped model on every machine, so that descriptors and maps
-    transfer. `precision` 'auto' is the fastest that loses next to nothing there
+    transfer. `precision` 'auto' is the fastest with almost no loss of quality there
     (`suitable_precision`), or what an exported file has.
     """
     if threads is not None and threads < 1:
@@ -65,7 +65,7 @@ def open_runtime(
 
 
 def suitable_precision(runtime: str, int8_ranges: bool) -> str:
-    """The fastest precision of a runtime that loses next to nothing.
+    """The fastest precision of a runtime with almost no loss of quality.
 
     int8 loses .001 of repeatability, fp16 less (docs/runtimes.md).
     """

@@ -176,7 +176,7 @@ class CompiledRuntime(ABC):
 
 
 def too_many(profiles: Collection[Profile]) -> bool:
-    """Whether so many compiled graphs take more memory than they should."""
+    """Whether this many compiled graphs take too much memory."""
     pixels = sum(each.width * each.height * (each.batch or 1) for each in profiles)
     return len(profiles) > (KEPT if pixels <= KEPT_PIXELS else ALWAYS_KEPT)
 

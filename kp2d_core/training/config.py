@@ -190,7 +190,7 @@ def config_from_dict(values: Any) -> TrainingConfig:
 
 
 def override(config: TrainingConfig, assignments: list[str]) -> TrainingConfig:
-    """Apply 'loss.descriptor=infonce' and the like, in order."""
+    """Apply assignments such as 'loss.descriptor=infonce', in order."""
     for assignment in assignments:
         name, equals, text = assignment.partition('=')
         if not equals:

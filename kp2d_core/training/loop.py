@@ -68,7 +68,7 @@ def train(run: Run) -> int:
         except RuntimeError as error:
             if processes.lost(error):
                 raise ValueError(
-                    'another process of the run is gone; --resume goes on from the last state'
+                    'another process of the run has died; --resume continues from the last state'
                 ) from error
             raise
 
@@ -188,7 +188,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     save()
     if spent < 1:
         report.close()
-        print(f'stopped at step {progress.step}; --resume goes on from it', file=sys.stderr)
+        print(f'stopped at step {progress.step}; continue with --resume', file=sys.stderr)
         return 128 + interruption.signal if interruption.signal else 1
     if validation and progress.validated_step != progress.step:
         validate(run, progress, model, average, validation, report)
@@ -243,7 +243,7 @@ def note_run(progress: Progress, run: Run, photographs: str, say: bool) -> None:
     begun = bool(progress.photographs)
     if begun and photographs != progress.photographs and say:
         print(
-            'these are not the photographs that the run began with: it goes on with them, but '
+            'these are not the photographs of the first part of the run: it continues, but '
             'not as it would have',
             file=sys.stderr,
         )

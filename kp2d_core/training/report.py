@@ -206,7 +206,7 @@ def _has(rows: Rows, name: str) -> bool:
 class Table:
     """A CSV file with a column `step`; rows after the step that a run resumes from are dropped.
 
-    A run that begins anew begins its file anew.
+    A new run starts a new file.
     """
 
     def __init__(self, path: Path, resume_step: int) -> None:

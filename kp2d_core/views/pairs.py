@@ -87,7 +87,7 @@ def sample_target_view(
 ) -> Matrix:
     """The matrix from pixels of the target view to those of the photograph.
 
-    If the source is so many times `enlarged`, the target shows more of the photograph, as far as
+    If the source is `enlarged` by a factor, the target shows more of the photograph, as far as
     there is more: else the source would be a blur, as no camera's view from nearby is.
     """
     size = framing.size

@@ -30,7 +30,7 @@ class Source(Protocol):
     rate: float  # pictures a second, as it was recorded; 0: it has no rate of its own
 
     def pictures(self) -> Iterator[Picture | Damage]:
-        """From the first to the last; a second call begins anew."""
+        """From the first to the last; a second call starts again."""
         ...
 
 

@@ -124,7 +124,7 @@ class Monitor(Node):
             self._values[name] = value.integer_value if whole else round(value.double_value, 4)
 
     def state(self) -> str:
-        """What the node says of itself."""
+        """The diagnostics of the node."""
         return self._status.message if self._status is not None else 'waiting for the node'
 
     def _keypoints(self, cloud: PointCloud2) -> None:
