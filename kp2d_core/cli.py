@@ -26,7 +26,7 @@ COMMANDS: dict[str, str] = {
     'bench': 'measure the speed of the runtimes, of training or of the node',
     'extract': 'find keypoints in images and save them',
     'match': 'match two images and draw the matches, or match many',
-    'odometry': 'follow a camera: trajectory and map of a recording, errors against the truth',
+    'odometry': 'estimate the trajectory of a camera and a map from a recording',
     'bag': 'add keypoints and matches to a ROS 2 bag, as the node publishes them',
     'info': 'show what this machine can run, or what is inside a model file',
     'import-checkpoint': "turn the KP2D authors' .ckpt into a .safetensors model",

@@ -173,9 +173,8 @@ def test_a_resumed_run_may_change_its_recipe(finished, data, tmp_path):
     more = ['--set', 'loss.io=0', '--set', 'optimizer.kind=adam', '--val', str(data)]
     code, output = run(command(data, out, '--steps', '28', '--resume', *more))
     assert code == 0, output
-    assert (
-        'not the photographs of the first part of the run' in output
-    )  # none is held out any more
+    # None is held out any more.
+    assert 'not the photographs of the first part of the run' in output
     assert (out / 'curves.png').stat().st_mtime > (finished / 'curves.png').stat().st_mtime
     assert read_state(out / 'state.safetensors')[1].best_step == 28  # on other photographs
 

@@ -33,8 +33,9 @@ from kp2d_core.odometry.spoiling import SPOILS
 from kp2d_core.odometry.trajectory import write_tum
 
 DESCRIPTION = """\
-Follows a calibrated camera through a recording: its trajectory, a map of points, and where the
-truth is known, the errors. Of one camera the scale is arbitrary; of two (--stereo) it is metric.
+Estimate the trajectory of a calibrated camera and a map of points from a recording. Where the
+ground truth is known, report the errors. The scale is arbitrary with one camera and metric with
+two (--stereo).
 
 RECORDING is a folder in the layout of KITTI (image_0/, calib.txt, poses.txt) or TUM (rgb.txt,
 intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]], groundtruth.txt), a bag with camera_info, a film or
@@ -53,50 +54,54 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument('recording', metavar='RECORDING', help='what to follow; see above')
+    parser.add_argument('recording', metavar='RECORDING', help='recording to process; see above')
     parser.add_argument(
         '-o', '--output', type=Path, metavar='FILE.tum',
-        help='write the final trajectory (time x y z qx qy qz qw), and beside it the causal one, '
-        'the map (.ply) and a plot (.svg)',
+        help='write the final trajectory (time x y z qx qy qz qw), and next to it the causal '
+        'trajectory, the map (.ply) and a plot (.svg)',
     )  # fmt: skip
     source = parser.add_argument_group('recording')
     source.add_argument('--stereo', action='store_true', help='use two cameras: metric scale')
     source.add_argument(
         '--calibration', type=Path, metavar='FILE',
-        help="of a film or folder of images: a YAML file of ROS's camera_calibration",
+        help="calibration of a video or a folder of images: a YAML file of ROS's "
+        'camera_calibration',
     )  # fmt: skip
     source.add_argument(
-        '--topic', nargs='+', default=[], metavar='TOPIC', help='of the images of a bag'
+        '--topic', nargs='+', default=[], metavar='TOPIC', help='image topics of a bag'
     )
     source.add_argument(
-        '--truth', type=Path, metavar='FILE.tum', help='true poses, if they are not beside it'
+        '--truth', type=Path, metavar='FILE.tum', help='ground truth, if not next to the recording'
     )
     source.add_argument(
         '--scene-size', type=size, default=(640, 480), metavar='WxH',
-        help=f'of the images of {" and ".join(SCENES)} (default: 640x480)',
+        help=f'image size of {" and ".join(SCENES)} (default: 640x480)',
     )  # fmt: skip
     source.add_argument(
         '--every', type=positive, default=1, metavar='N',
-        help='take only every N-th frame (default: %(default)s)',
+        help='use only every N-th frame (default: %(default)s)',
     )  # fmt: skip
     source.add_argument(
         '--spoil', choices=tuple(SPOILS),
-        help='make it harder: a second of black or blurred frames, or a jump elsewhere and back',
+        help='make the recording harder: one second of black or blurred frames, or a jump to '
+        'another place and back',
     )  # fmt: skip
     runs = parser.add_argument_group('runs')
     runs.add_argument(
         '--baselines', nargs='+', default=[], metavar='NAME',
-        help=f'the same with {", ".join(BASELINE_SETTINGS)} instead of our features',
+        help=f'also run with classical features: {", ".join(BASELINE_SETTINGS)}',
     )  # fmt: skip
     runs.add_argument(
-        '--no-loops', action='store_true', help='do not close loops nor join maps at the end'
+        '--no-loops', action='store_true', help='do not close loops or join maps at the end'
     )
     runs.add_argument(
         '--seeds', type=positive, default=1, metavar='N',
-        help='runs of each method; the table has the medians (default: %(default)s)',
+        help='run each method N times; the table shows the medians (default: %(default)s)',
     )  # fmt: skip
     output = parser.add_argument_group('output')
-    output.add_argument('--json', type=Path, metavar='FILE', help='write the figures of all runs')
+    output.add_argument(
+        '--json', type=Path, metavar='FILE', help='write the figures of all runs to a file'
+    )
     output.add_argument(
         '--html', type=Path, metavar='DIR', help='write a report with plots to DIR/index.html'
     )
