@@ -25,32 +25,32 @@ class OdometrySettings:
 
     # The input.
     stereo: bool = fixed(
-        False, 'Take right/keypoints and right/camera_info of a rectified pair as well: the scale '
-        'is then that of the baseline.',
+        False, 'Also subscribe to right/keypoints and right/camera_info of a rectified stereo '
+        'pair; its baseline gives the scale.',
     )  # fmt: skip
     stereo_baseline: float = fixed(
-        0.0, 'Metres between the two cameras; 0: as P of right/camera_info says.',
+        0.0, 'Baseline of the stereo pair in metres; 0: take it from P of right/camera_info.',
         range=(0.0, 100.0),
     )  # fmt: skip
     queue_size: int = fixed(
-        5, 'Frames that wait while one takes long; the oldest goes if there are more.',
+        5, 'Queue at most this many frames; beyond that the oldest is dropped.',
         range=(1, 1000),
     )  # fmt: skip
     # Scale.
     camera_height: float = fixed(
-        0.0, 'Metres of the camera above a flat ground that it sees: gives the scale; 0: not '
-        'known.', range=(0.0, 1000.0),
+        0.0, 'Height of the camera above a flat, visible ground in metres; it gives the scale; '
+        '0: unknown.', range=(0.0, 1000.0),
     )  # fmt: skip
     scale: float = fixed(
-        0.0, 'Metres of one unit of the map, where known otherwise; 0: not known.',
+        0.0, 'Metres per unit of the map, if you know it; 0: unknown.',
         range=(0.0, 1e6),
     )  # fmt: skip
     # Frames.
     odom_frame: str = fixed('odom', 'Frame in which the poses are given.')
     base_frame: str = fixed('base_link', 'Frame whose poses are given, x forward, z up.')
     camera_pose: tuple[float, ...] = fixed(
-        (0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 'Where the camera is in the base frame: x, y, z in '
-        'metres, roll, pitch, yaw in radians; with zeros it looks along x. Write decimal points.',
+        (0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 'Pose of the camera in the base frame: x, y, z in metres, '
+        'roll, pitch, yaw in radians; with zeros it looks along x. Write decimal points.',
         values='6 numbers', verify=check_pose,
     )  # fmt: skip
     tf: str = fixed(
@@ -59,11 +59,12 @@ class OdometrySettings:
     )  # fmt: skip
     # Bounds.
     max_keyframes: int = fixed(
-        500, 'Keyframes of a map; beyond, the oldest are forgotten. One takes about half a MB.',
+        500, 'Keep at most this many keyframes; beyond that the oldest are dropped. A keyframe '
+        'takes about half a MB.',
         range=(20, 100_000),
     )  # fmt: skip
     path_length: int = fixed(
-        2000, 'Poses in path at most; a longer one is told by every second pose.',
+        2000, 'Publish at most this many poses in path; a longer path is thinned out.',
         range=(10, 100_000),
     )  # fmt: skip
     map_period: float = fixed(
@@ -77,7 +78,9 @@ class OdometrySettings:
         '~/.ros/kp2d', 'Where save_map writes the map (PLY) and the trajectory (TUM).'
     )
     # The node.
-    managed: bool = fixed(False, 'Wait for lifecycle transitions instead of starting by itself.')
+    managed: bool = fixed(
+        False, 'Wait for lifecycle transitions instead of starting automatically.'
+    )
     diagnostics_period: float = fixed(
         1.0, 'Seconds between two messages on /diagnostics.', range=(0.1, 60.0)
     )
