@@ -202,10 +202,12 @@ def test_a_damaged_graph_with_intact_metadata(runtime, damage, graph, here, capf
         {'height': 1 << 20, 'width': 1 << 20, 'top_k': 20},
         {'height': 64, 'width': 96, 'top_k': 20, 'batch': 1 << 40},
         {'height': 64, 'width': 96, 'top_k': None},
+        {'height': 64, 'width': 96, 'top_k': 20, 'cell': 0},
+        {'height': 64, 'width': 96, 'top_k': 20, 'mono': 5, 'precision': []},
         {'height': 64},
         5,
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_odd_words_in_an_exported_file(profile, graph, here, capfd):
     import onnx

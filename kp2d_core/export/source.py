@@ -37,6 +37,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
+        whole(self.cell, 'cell', least=1)
         for name in ('width', 'height'):
             value = whole(getattr(self, name), name)
             if value % CELL or value < MINIMUM_SIDE:
