@@ -16,6 +16,7 @@ from kp2d_core.files import LONGEST_TEXT
 MOST = 2**31 - 1  # of a whole number, if nothing else is said: what OpenCV and the runtimes take
 LARGEST_NUMBER = 2**64  # of a whole number in a document
 MOST_THREADS = 1024
+LINE = 100  # characters of a value that are told
 DEEPEST = 32  # lists in lists of a document
 MOST_VALUES = 100_000  # of a document; what YAML repeats by an alias counts each time
 
@@ -105,7 +106,8 @@ def parse_yaml(text: str) -> Any:
 def shown(value: Any) -> str:
     """How a value is told in a sentence: never more than a line of it."""
     try:
-        return _SHORT.repr(value)
+        text = _SHORT.repr(value)
+        return text if len(text) <= LINE else f'{text[:LINE]}...'
     except ValueError:  # an int of more digits than Python prints
         return f'a number of {value.bit_length()} bits'
 

@@ -86,7 +86,7 @@ def test_matching(first, second, mutual, ratio, distance, radius, verification, 
 
 
 @examples(60)
-@given(features(), numbers, st.integers(1, 50), st.floats(0, 256))
+@given(features(), st.floats(), st.integers(1, 50), st.floats(0, 256))
 def test_selection(found, threshold, most, radius):
     kept = select(found, max_keypoints=most, score_threshold=threshold, nms_radius=radius)
     assert len(kept) <= min(most, len(found))
