@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from kp2d_core.checks import number, parse_json
 from kp2d_ros.startup import shared_file
 
 BOUNDARY = 'kp2d-frame'
@@ -95,9 +96,9 @@ class LivePage:
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             return HTTPStatus.FORBIDDEN
         try:
-            asked = json.loads(body)
-            name, value = str(asked['name']), float(asked['value'])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            asked = parse_json(body)
+            name, value = str(asked['name']), number(asked['value'], 'value')
+        except (ValueError, TypeError, KeyError):
             return HTTPStatus.BAD_REQUEST
         with self._changed:
             self._changes = [*self._changes, (name, value)][-MOST_CHANGES:]
