@@ -1,4 +1,4 @@
-"""Foreign ONNX extractors through their YAML description, run by the real ONNX Runtime."""
+"""Foreign extractors through their YAML description, by the real ONNX Runtime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ def image():
     return np.full((16, 32, 3), (100, 150, 200), np.uint8)
 
 
-def test_names_normalisation_and_layout(tmp_path, image):
+@pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
+def test_names_normalisation_and_layout(tmp_path, image, runtime):
     write_model(tmp_path)
-    path = describe(tmp_path, 'image: pixels\nmean: 0.5\nstd: 0.25\n')
+    path = describe(tmp_path, f'image: pixels\nmean: 0.5\nstd: 0.25\nruntime: {runtime}\n')
     features = onnx_extractor(path, threads=1)(image)
     mean = (150 / 255 - 0.5) / 0.25
     assert features.scores == pytest.approx(np.array([3, 2, 1]) * mean, rel=1e-5)
@@ -81,9 +82,10 @@ def test_gray_scale_and_no_scores(tmp_path, image):
 @pytest.mark.parametrize(
     ('dtype', 'mean'), [(TensorProto.UINT8, 150), (TensorProto.FLOAT16, 150 / 255)]
 )
-def test_other_types_and_channels_last(tmp_path, image, dtype, mean):
+@pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
+def test_other_types_and_channels_last(tmp_path, image, dtype, mean, runtime):
     write_model(tmp_path, dtype=dtype, last=True)
-    features = onnx_extractor(describe(tmp_path, ''))(image)
+    features = onnx_extractor(describe(tmp_path, f'runtime: {runtime}\n'))(image)
     assert features.scores == pytest.approx(np.array([3, 2, 1]) * mean, rel=1e-3)
 
 
@@ -112,6 +114,8 @@ def test_sizes_that_the_model_wants(tmp_path, size, text):
         ('model: other.onnx\n', 'there is no file'),
         ('colour: true\n', "unknown key 'colour'"),
         ('coordinates: metres\n', 'coordinates must be one of'),
+        ('runtime: caffe\n', 'runtime must be one of onnxruntime, openvino'),
+        ('model: other.xml\n', 'there is no file'),
         ('multiple_of: 0\n', 'multiple_of must be'),
         ('scale: much\n', 'cannot be used'),
         ('mean: {}\n', 'cannot be used'),
@@ -121,6 +125,22 @@ def test_what_is_wrong_is_said(tmp_path, text, message):
     write_model(tmp_path)
     with pytest.raises(FileError, match=message):
         onnx_extractor(describe(tmp_path, text))
+
+
+def test_openvinos_own_format(tmp_path, image):
+    import openvino
+
+    write_model(tmp_path, size=(16, 32))
+    openvino.save_model(openvino.convert_model(tmp_path / 'model.onnx'), tmp_path / 'model.xml')
+    text = 'model: model.xml\nkeypoints: kpts\nscores: values\n'
+    (tmp_path / 'own.yaml').write_text(f'{text}runtime: openvino\n')
+    found = onnx_extractor(tmp_path / 'own.yaml')(image)
+    wanted = onnx_extractor(describe(tmp_path, ''))(image)
+    assert found.keypoints.tolist() == wanted.keypoints.tolist()
+    assert found.scores == pytest.approx(wanted.scores, rel=1e-5)
+    (tmp_path / 'own.yaml').write_text(text)
+    with pytest.raises(FileError, match='is of OpenVINO: ONNX Runtime cannot open it'):
+        onnx_extractor(tmp_path / 'own.yaml')
 
 
 def test_files_that_are_something_else(tmp_path):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from kp2d_core.architecture import VARIANTS
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
 from kp2d_core.detector import KeypointDetector
-from kp2d_core.errors import FileError
+from kp2d_core.evaluation.foreign_network import Port, open_network
 from kp2d_core.export.quantization import quantized_layers
 from kp2d_core.export.source import ModelSource
 from kp2d_core.features import Features
@@ -99,21 +99,11 @@ def sift(image: Image, top_k: int) -> Contestant:
     return Contestant('SIFT', lambda: detector.detectAndCompute(gray, None))
 
 
-def other_network(path: Path, threads: int, image: Image) -> Contestant:
-    """An ONNX network of somebody else, by ONNX Runtime, on the photograph where that fits."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=['CPUExecutionProvider']
-        )
-    except Exception as error:  # the library has no common error type
-        raise FileError(f'{path} cannot be opened by ONNX Runtime: {error}') from error
-    inputs = {entry.name: _input_for(entry, image) for entry in session.get_inputs()}
-    return Contestant(path.stem, lambda: session.run(None, inputs))
+def other_network(path: Path, runtime: str, threads: int, image: Image) -> Contestant:
+    """A network of somebody else, on the photograph where that fits."""
+    network = open_network(path, runtime, threads)
+    inputs = {port.name: _input_for(port, image) for port in network.inputs}
+    return Contestant(f'{path.stem} {runtime}', lambda: network.run(inputs, network.outputs))
 
 
 def matching(model: str, top_k: int) -> Callable[[], object]:
@@ -131,16 +121,16 @@ def matching(model: str, top_k: int) -> Callable[[], object]:
     return lambda: match(sets[0], sets[1])
 
 
-def _input_for(entry: Any, image: Image) -> np.ndarray[Any, Any]:
+def _input_for(port: Port, image: Image) -> np.ndarray[Any, Any]:
     """The photograph as float NCHW in 0..1 (or uint8 NHWC), of the size that is asked for."""
-    shape = list(entry.shape)
-    planar = len(shape) == 4 and shape[1] in (1, 3)
+    if len(port.shape) != 4:
+        raise ValueError(f'--beside takes networks of one image, got an input of {port}')
+    planar = port.shape[1] in (1, 3)
     height, width = image.shape[:2]
-    free = [1, 3, height, width] if planar or len(shape) != 4 else [1, height, width, 3]
-    if len(shape) == 4:
-        shape = [a if isinstance(a, int) else b for a, b in zip(shape, free, strict=True)]
-    if len(shape) != 4 or shape[1 if planar else 3] not in (1, 3):
-        raise ValueError(f'--beside takes networks of one image, got an input of shape {shape}')
+    free = (1, 3, height, width) if planar else (1, height, width, 3)
+    shape = [b if a is None else a for a, b in zip(port.shape, free, strict=True)]
+    if shape[1 if planar else 3] not in (1, 3):
+        raise ValueError(f'--beside takes networks of one image, got an input of {port}')
     channels, height, width = shape[1:] if planar else (shape[3], *shape[1:3])
     resized = np.asarray(cv2.resize(image, (width, height)))
     if channels == 1:
@@ -148,7 +138,7 @@ def _input_for(entry: Any, image: Image) -> np.ndarray[Any, Any]:
     if planar:
         resized = resized.transpose(2, 0, 1)
     batch = np.ascontiguousarray(np.repeat(resized[None], shape[0], axis=0))
-    return batch if 'uint8' in entry.type else batch.astype(np.float32) / 255
+    return batch if port.dtype is np.uint8 else (batch / 255).astype(port.dtype)
 
 
 def checkpoint_to_time(name: str) -> Checkpoint:

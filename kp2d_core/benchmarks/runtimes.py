@@ -17,6 +17,7 @@ from kp2d_core.benchmarks import contestants as field
 from kp2d_core.benchmarks.contestants import BASELINE, Contestant, WholeWay, summary, time_in_turns
 from kp2d_core.benchmarks.process import start_up
 from kp2d_core.commands.arguments import positive, size
+from kp2d_core.evaluation.foreign_network import RUNTIMES
 from kp2d_core.export.source import PRECISIONS
 from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, Size, prepare, read_image, size_of
@@ -53,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument('--image', type=Path, metavar='FILE', help='photograph to run on')
     parser.add_argument(
-        '--beside', type=Path, nargs='+', default=[], metavar='ONNX',
-        help='also measure these ONNX networks, such as an exported XFeat',
+        '--beside', type=Path, nargs='+', default=[], metavar='FILE',
+        help='also measure these networks, such as an exported XFeat: ONNX or OpenVINO (.xml)',
     )  # fmt: skip
     parser.add_argument(
         '--quick', action='store_true', help='do not measure memory and start-up time'
@@ -127,7 +128,10 @@ def enter(args: argparse.Namespace, image: Image, top_k: int) -> list[Contestant
                     continue
                 entries.append(field.ours(model, runtime, precision, args.threads, image, top_k))
     entries.append(field.sift(image, top_k))
-    entries += [field.other_network(path, args.threads, image) for path in args.beside]
+    for path in args.beside:
+        for runtime in (name for name in chosen if name in RUNTIMES):
+            if runtime == 'openvino' or path.suffix != '.xml':
+                entries.append(field.other_network(path, runtime, args.threads, image))
     return entries
 
 

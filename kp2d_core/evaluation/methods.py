@@ -12,7 +12,8 @@ import cv2
 import numpy as np
 
 from kp2d_core.detector import DEFAULT_SCALES, KeypointDetector, check_scales
-from kp2d_core.evaluation.onnx_extractor import onnx_extractor
+from kp2d_core.evaluation.foreign_network import RUNTIMES
+from kp2d_core.evaluation.onnx_extractor import onnx_extractor, read_description
 from kp2d_core.evaluation.protocol import Extract
 from kp2d_core.features import Features, unit_descriptors
 from kp2d_core.images import Image, Size, size_of
@@ -49,7 +50,8 @@ def open_methods(
     for model, name in zip(models, _short_names(models), strict=True):
         if Path(model).suffix in ('.yaml', '.yml'):
             extract = onnx_extractor(model, threads)
-            methods.append(Method(name, f'ONNX Runtime, {Path(model).name}', extract))
+            runner = RUNTIMES[read_description(model).runtime]
+            methods.append(Method(name, f'{runner}, {Path(model).name}', extract))
             continue
         for precision in precisions:
             if precision == 'auto' and Path(model).suffix != '.onnx':

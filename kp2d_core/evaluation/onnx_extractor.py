@@ -3,6 +3,7 @@
 A small YAML file says how to feed it and what its outputs are called:
 
     model: superpoint.onnx    # beside the YAML file
+    runtime: onnxruntime      # or openvino, which takes its own .xml too
     scale: 1/255              # pixel values are (value * scale - mean) / std
     mean: 0
     std: 1
@@ -28,17 +29,13 @@ from numpy.typing import NDArray
 
 from kp2d_core.checks import number, parse_yaml, shown, whole
 from kp2d_core.errors import FileError
+from kp2d_core.evaluation.foreign_network import RUNTIMES, Port, open_network
 from kp2d_core.evaluation.protocol import Extract
-from kp2d_core.features import Features, unit_descriptors
+from kp2d_core.features import Features, Float, unit_descriptors
 from kp2d_core.files import read_text
 from kp2d_core.images import Image, Placement, Size, size_of
 
 COORDINATES = ('pixels', 'normalised')
-_TYPES: dict[str, type] = {
-    'tensor(float)': np.float32,
-    'tensor(float16)': np.float16,
-    'tensor(uint8)': np.uint8,
-}
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,7 @@ class OnnxDescription:
     """What the YAML file says."""
 
     model: Path
+    runtime: str = 'onnxruntime'
     scale: float = 1 / 255
     mean: float | list[float] = 0.0
     std: float | list[float] = 1.0
@@ -87,6 +85,8 @@ def read_description(path: str | Path) -> OnnxDescription:
         _check_values(description)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise FileError(f'{path} has a value that cannot be used: {error}') from error
+    if description.runtime not in RUNTIMES:
+        raise FileError(f'{path}: runtime must be one of {", ".join(RUNTIMES)}')
     if description.coordinates not in COORDINATES:
         raise FileError(f'{path}: coordinates must be one of {", ".join(COORDINATES)}')
     return description
@@ -107,29 +107,29 @@ def _check_values(description: OnnxDescription) -> None:
 
 
 def onnx_extractor(path: str | Path, threads: int | None = None) -> Extract:
-    """The extractor that the YAML file at `path` describes, run by ONNX Runtime on the CPU."""
+    """The extractor that the YAML file at `path` describes, run on the CPU."""
     description = read_description(path)
-    session = _open(description.model, threads)
-    inputs = {node.name: node for node in session.get_inputs()}
+    network = open_network(description.model, description.runtime, threads)
+    inputs = {port.name: port for port in network.inputs}
     name = description.image or next(iter(inputs))
     outputs = [description.keypoints, description.descriptors]
     outputs += [description.scores] if description.scores else []
     _check_names(description.model, [name], list(inputs))
-    _check_names(description.model, outputs, [node.name for node in session.get_outputs()])
+    _check_names(description.model, outputs, network.outputs)
     layout = _input_layout(description.model, inputs[name])
 
     def extract(image: Image) -> Features:
         working = layout.fixed_size or _nearest_size(size_of(image), description.multiple_of)
         tensor = _tensor(cv2.resize(image, working), layout, description)
         try:
-            values = dict(zip(outputs, session.run(outputs, {name: tensor}), strict=True))
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            values = dict(zip(outputs, network.run({name: tensor}, outputs), strict=True))
+        except Exception as error:  # the runtimes' exceptions have no common base
             raise ValueError(
                 f'{description.model} failed on an input of {tensor.shape}: {error}'
             ) from error
-        points = values[description.keypoints].reshape(-1, 2).astype(np.float32)
+        points: Float = values[description.keypoints].reshape(-1, 2).astype(np.float32)
         if description.coordinates == 'normalised':
-            points = (points + 1) / 2 * (np.asarray(working, np.float32) - 1)
+            points = ((points + 1) / 2 * np.subtract(working, 1)).astype(np.float32)
         if description.scores:
             scores = values[description.scores].reshape(-1).astype(np.float32)
         else:
@@ -144,38 +144,21 @@ def onnx_extractor(path: str | Path, threads: int | None = None) -> Extract:
     return extract
 
 
-def _open(model: Path, threads: int | None) -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ValueError('an ONNX extractor needs onnxruntime: pip install onnxruntime') from error
-    if not model.is_file():
-        raise FileError(f'there is no file {model}')
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    try:
-        return onnxruntime.InferenceSession(model, options, ['CPUExecutionProvider'])
-    except Exception as error:  # its exceptions have no common base
-        raise FileError(f'{model} is not a model that ONNX Runtime can open: {error}') from error
-
-
 def _check_names(model: Path, wanted: list[str], there: list[str]) -> None:
     for name in wanted:
         if name not in there:
             raise FileError(f"{model} has no '{name}': it has {', '.join(there)}")
 
 
-def _input_layout(model: Path, node: Any) -> InputLayout:
-    shape, channel_axis = node.shape, 1
+def _input_layout(model: Path, port: Port) -> InputLayout:
+    shape, channel_axis = port.shape, 1
     if len(shape) == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3):
         channel_axis = 3
-    if len(shape) != 4 or shape[channel_axis] not in (1, 3) or node.type not in _TYPES:
-        raise FileError(
-            f'{model} does not take images, such as float 1x3xHxW, but {node.type} {shape}'
-        )
+    if len(shape) != 4 or shape[channel_axis] not in (1, 3) or port.dtype is None:
+        raise FileError(f'{model} does not take images, such as float32 1x3x?x?, but {port}')
     height, width = shape[2:] if channel_axis == 1 else shape[1:3]
-    fixed = (width, height) if isinstance(width, int) and isinstance(height, int) else None
-    return InputLayout(shape[channel_axis] == 1, channel_axis == 3, _TYPES[node.type], fixed)
+    fixed = None if width is None or height is None else (width, height)
+    return InputLayout(shape[channel_axis] == 1, channel_axis == 3, port.dtype, fixed)
 
 
 def _nearest_size(given: Size, multiple: int) -> Size:

@@ -15,18 +15,22 @@ from kp2d_core.runtimes.base import Array, Compiled, CompiledRuntime, cache_fold
 from kp2d_core.threads import usable_cores
 
 
+def cpu_settings(threads: int | None) -> dict[str, Any]:
+    return {
+        'PERFORMANCE_HINT': 'LATENCY',
+        'INFERENCE_NUM_THREADS': threads or usable_cores(),
+        'INFERENCE_PRECISION_HINT': 'f32',  # not bfloat16 where the CPU has it
+        'ENABLE_CPU_PINNING': False,  # beside other busy processes, the scheduler does better
+    }
+
+
 class OpenVINORuntime(CompiledRuntime):
     name = 'openvino'
 
     def __init__(self, source: ModelSource, *, threads: int | None = None) -> None:
         super().__init__(source)
         self.core = openvino.Core()
-        self.settings = {
-            'PERFORMANCE_HINT': 'LATENCY',
-            'INFERENCE_NUM_THREADS': threads or usable_cores(),
-            'INFERENCE_PRECISION_HINT': 'f32',  # not bfloat16 where the CPU has it
-            'ENABLE_CPU_PINNING': False,  # beside other busy processes, the scheduler does better
-        }
+        self.settings = cpu_settings(threads)
         # Not OpenVINO's own cache: it takes damaged graphs for good ones, and has no bound.
         self.cache = CompiledCache(cache_folder('openvino'))
         self.device = self.core.get_property('CPU', 'FULL_DEVICE_NAME').strip()
