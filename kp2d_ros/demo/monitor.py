@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,15 @@ from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, PointCloud2
 
 from kp2d_ros.diagnostics import STATUS_SUFFIX
-from kp2d_ros.messages import matches_from_cloud
+from kp2d_ros.messages import LATCHED, matches_from_cloud
 from kp2d_ros.settings import TABLE
 
+Path: Any = None
+with suppress(ImportError):  # the odometry node needs it, not this one
+    Path = import_module('nav_msgs.msg').Path
+
 WINDOW = 3.0  # seconds that figures look back
+MOST_PLACES = 500  # of the path that the page draws
 HISTORY = 120  # reports of rate and latency, one a second
 LEVELS = {b'\0': 'ok', b'\1': 'warn', b'\2': 'error', b'\3': 'error'}
 # parameter -> lowest, highest, step: narrower than what the node takes, to be of use by hand
@@ -38,6 +45,7 @@ class Monitor(Node):
         self.frames = 0  # keypoint messages heard
         self.refused = ''  # why the node did not take the last change of a parameter
         self.history: deque[tuple[float | None, float | None]] = deque(maxlen=HISTORY)
+        self.path: list[tuple[float, float]] = []  # from above: to the right, ahead
         self._status: Any = None
         self._values: dict[str, float] = {}
         self._asked = False
@@ -51,6 +59,8 @@ class Monitor(Node):
         self.create_subscription(PointCloud2, 'matches', self._matched, 2)
         self.create_subscription(CompressedImage, 'debug_image/compressed', self._overlay, 1)
         self.create_subscription(DiagnosticArray, '/diagnostics', self._diagnostics, 10)
+        if Path is not None:
+            self.create_subscription(Path, 'path', self._moved, LATCHED)
 
     def figures(self) -> dict[str, str]:
         """Of the last seconds, for people; {} while nothing has come."""
@@ -134,6 +144,11 @@ class Monitor(Node):
     def _matched(self, cloud: PointCloud2) -> None:
         points = matches_from_cloud(cloud).points
         self._matches.append((time.monotonic(), len(points), int(points['inlier'].sum())))
+
+    def _moved(self, path: Any) -> None:
+        poses = path.poses[:: 1 + len(path.poses) // MOST_PLACES]
+        places = [pose.pose.position for pose in poses]
+        self.path = [(round(-place.y, 3), round(place.x, 3)) for place in places]
 
     def _overlay(self, image: CompressedImage) -> None:
         self.jpeg = bytes(image.data)

@@ -11,6 +11,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ def parser() -> argparse.ArgumentParser:
         '--port', type=whole_number(0, 65535), default=0,
         help='port of the live page; 0: any free port',
     )  # fmt: skip
+    result.add_argument(
+        '--odometry', action=argparse.BooleanOptionalAction, default=None,
+        help='follow the camera and draw its path; default: with the scene only, whose camera is '
+        'calibrated',
+    )  # fmt: skip
     result.add_argument('--no-browser', action='store_true', help='only print the address')
     return result
 
@@ -125,6 +131,10 @@ def start(args: argparse.Namespace, children: list[Child]) -> None:
         parameters = {'source': args.source, 'rate': args.rate, 'loop': not args.once}
         parameters |= {'width': width, 'height': height}
         children.append(Child('camera_node', args.out, parameters, {}))
+    wanted = args.odometry if args.odometry is not None else args.source == 'scene'
+    if wanted and (args.odometry or (not args.topic and find_spec('nav_msgs') is not None)):
+        infos = {'camera_info': remaps['camera_info']}
+        children.append(Child('odometry_node', args.out, {'tf': 'all'}, infos))
 
 
 def line(figures: dict[str, str]) -> str:
@@ -209,6 +219,7 @@ def told(monitor: Any) -> dict[str, Any]:
         'state': monitor.state(),
         'level': monitor.level(),
         'history': list(monitor.history),
+        'path': monitor.path,
         'parameters': monitor.parameters(),
         'refused': monitor.refused,
     }
