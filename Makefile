@@ -66,6 +66,8 @@ bench: $(READY)  ## measure the speed of every runtime of this machine
 SMALL_STEPS ?= 30000 8000  # with small views, with large ones
 FAST_STEPS ?= 16000 4000
 BEGIN := --set optimizer.schedule=constant
+# The first 2600 steps of small, 95 minutes of two cores, on the 802 free photographs.
+SMALL_BEGUN := --init docs/small-begun.safetensors --set pairs.strength='[[0, 1.0]]'
 FINISH := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
     --set pairs.short_side='[240, 480]' --set pairs.strong.shift=48 --set optimizer.batch=3 \
     --set optimizer.learning_rate=0.0005 --set optimizer.kernel_rate=0.015 --set optimizer.warmup_steps=50
@@ -76,7 +78,7 @@ ifneq ($(filter weights,$(MAKECMDGOALS)),)
 $(if $(DATA),,$(error say what to train on: make weights DATA=folder))
 endif
 weights: $(READY)  ## train the models that ship, for hours; DATA=folder of photographs
-	$(call train,small-begun,small,$(word 1,$(SMALL_STEPS)) $(BEGIN))
+	$(call train,small-begun,small,$(word 1,$(SMALL_STEPS)) $(BEGIN) $(SMALL_BEGUN))
 	$(call train,small,small,$(word 2,$(SMALL_STEPS)) $(FINISH) $(call after,small-begun))
 	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN))
 	$(call train,fast,fast,$(word 2,$(FAST_STEPS)) $(FINISH) $(call after,fast-begun))
