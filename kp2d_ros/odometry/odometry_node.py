@@ -63,6 +63,7 @@ class OdometryNode(PatientLifecycleNode):
         self._finished_at: deque[float] = deque(maxlen=60)
         self._took: deque[float] = deque(maxlen=60)
         self._map_due = 0.0
+        self._untold: int | None = None  # stamp of a frame that path and map do not show yet
         self._scale_known = False
 
         self.create_service(Trigger, '~/reset', self._reset)
@@ -222,13 +223,22 @@ class OdometryNode(PatientLifecycleNode):
         if step.base is not None:
             outputs.publish(step, header.frame_id)
         now = time.monotonic()
+        self._untold = step.stamp
         if now >= self._map_due:
-            self._map_due = now + self._settings.map_period
-            outputs.publish_map(follower, step.stamp, self._settings.map_radius)
+            self._publish_map()
         self._since['keypoints'] = now  # while there is work, they are not missed
         self._took.append(now - began)
         self._finished_at.append(now)
         self._tell(step, now)
+
+    def _publish_map(self) -> None:
+        """Path and map as they are after the last frame."""
+        follower, outputs, stamp = self._follower, self._outputs, self._untold
+        if follower is None or outputs is None or stamp is None:
+            return
+        self._untold = None
+        self._map_due = time.monotonic() + self._settings.map_period
+        outputs.publish_map(follower, stamp, self._settings.map_radius)
 
     def _tell(self, step: Step, now: float) -> None:
         """Of every change of state, once; and of the scale."""
@@ -302,6 +312,8 @@ class OdometryNode(PatientLifecycleNode):
         message.header.stamp = self.get_clock().now().to_msg()
         message.status = [status(self.get_fully_qualified_name().lstrip('/'), health)]
         self._diagnostics.publish(message)
+        if health.active and now >= self._map_due:  # no frame has come since
+            self._publish_map()
         health.problem, health.failed = '', False
 
     def _check(self, changes: Sequence[Any]) -> SetParametersResult:

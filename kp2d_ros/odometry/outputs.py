@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -106,6 +107,7 @@ class OdometryOutputs:
             self._tf = node.create_lifecycle_publisher(TFMessage, '/tf', 100)
         self._path = Path(header=Header(frame_id=settings.odom_frame))
         self._path_version = -1
+        self._lock = threading.Lock()  # of the path
 
     def publish(self, step: Step, camera_frame: str) -> None:
         """Of a frame with a pose."""
@@ -120,7 +122,11 @@ class OdometryOutputs:
             self._tf.publish(TFMessage(transforms=transforms))
 
     def publish_map(self, follower: Follower, stamp: int, radius: float) -> None:
-        """The path so far and the points of the map."""
+        """The path so far and the points of the map; from any thread."""
+        with self._lock:
+            self._publish_map(follower, stamp, radius)
+
+    def _publish_map(self, follower: Follower, stamp: int, radius: float) -> None:
         header = Header(stamp=time_of(stamp), frame_id=self._settings.odom_frame)
         if self._publishers['path'].get_subscription_count():
             self._publishers['path'].publish(self._grown_path(follower, header))
