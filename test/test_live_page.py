@@ -139,7 +139,8 @@ def test_only_the_page_itself_changes_parameters(page):
     assert post(page, change, '') == post(page, change, 'TOKEN') == 403
     assert post(page, change, token, host='evil.example') == 403
     assert post(page, b'x' * 5000, token) == 413
-    for bad in (b'', b'[]', b'{"name": 3}', b'{"value": 3}', b'[' * 900, b'\xff'):
+    wild = [b'{"name": "nms_radius", "value": %s}' % v for v in (b'NaN', b'1e400', b'9' * 400)]
+    for bad in (b'', b'[]', b'{"name": 3}', b'{"value": 3}', b'[' * 900, b'\xff', *wild):
         assert post(page, bad, token) == 400
     assert page.changes() == []
     assert post(page, change, token) == 202
