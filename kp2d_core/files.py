@@ -83,12 +83,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise FileError(f'{path} exists already')
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
-        around = Path(
-            tempfile.mkdtemp(prefix=f'.{path.name[:100]}.', suffix=MARK, dir=path.parent)
-        )
-        handle = os.open(around, os.O_RDONLY)
-        with suppress(OSError):  # not every file system has locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        handle, around = _locked_folder(path)
     except OSError as error:
         raise FileError(f'cannot write {path}: {error.strerror or error}') from error
     try:
@@ -141,6 +136,19 @@ def remove_leftovers(folder: Path) -> None:
                 pass
             finally:
                 os.close(handle)
+
+
+def _locked_folder(path: Path) -> tuple[int, Path]:
+    """A new folder beside `path`, locked likewise."""
+    while True:
+        name = tempfile.mkdtemp(prefix=f'.{path.name[:100]}.', suffix=MARK, dir=path.parent)
+        with suppress(FileNotFoundError):  # another process took it for a leftover
+            handle = os.open(name, os.O_RDONLY)
+            with suppress(OSError):  # not every file system has locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if Path(name).exists():
+                return handle, Path(name)
+            os.close(handle)
 
 
 def _locked_file(path: Path) -> tuple[int, Path]:

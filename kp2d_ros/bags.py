@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -234,13 +235,16 @@ def _writer(job: BagJob, path: Path) -> Iterator[Any]:
     storage = job.storage or STORAGES.get(job.target.suffix) or _storage_of(job.source)
     plugin = StoragePlugin.MCAP if storage == 'mcap' else StoragePlugin.SQLITE3
     writer = Writer(path, version=Writer.VERSION_LATEST, storage_plugin=plugin)
-    writer.open()
     try:
-        yield writer
-    except BaseException:
-        getattr(writer, 'abort', writer.close)()
-        raise
-    writer.close()
+        writer.open()
+        try:
+            yield writer
+        except BaseException:
+            getattr(writer, 'abort', writer.close)()
+            raise
+        writer.close()
+    except sqlite3.Error as error:  # such as a full disk
+        raise FileError(f'cannot write {job.target}: {error}') from error
 
 
 def _storage_of(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from full_disk import run_on_full_disk
 
 pytest.importorskip('rosbags')
 
@@ -92,6 +93,18 @@ def pictures(photographs) -> list[np.ndarray]:
 
 def command(model: Path, *arguments: object) -> int:
     return main(['bag', *map(str, arguments), '--model', str(model), '--runtime', 'onnxruntime'])
+
+
+@pytest.mark.parametrize('storage', ['sqlite3', 'mcap'])
+def test_a_full_disk(tmp_path, pictures, model, storage):
+    given, full = make_bag(tmp_path / 'in', pictures[:2], storage), tmp_path / 'full'
+    arguments = ['bag', given, '-o', full / 'out', '--model', model, '--runtime', 'onnxruntime']
+    result = run_on_full_disk(
+        [sys.executable, '-m', 'kp2d_core.cli', *map(str, arguments)], full, '16k'
+    )
+    told = [line for line in result.stderr.splitlines() if line.startswith('kp2d')]
+    assert result.returncode == 2 and len(told) == 1, result.stderr
+    assert f'cannot write {full}/out: ' in told[0]
 
 
 @pytest.mark.parametrize('storage', ['sqlite3', 'mcap'])
