@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     'match': 'match two images and draw the matches, or match many',
     'odometry': 'estimate the trajectory of a camera and a map from a recording',
     'bag': 'add keypoints and matches to a ROS 2 bag, as the node publishes them',
+    'map': 'reconstruct cameras and points from photographs or a recording, as a COLMAP model',
     'info': 'show what this machine can run, or what is inside a model file',
     'import-checkpoint': "turn the KP2D authors' .ckpt into a .safetensors model",
 }

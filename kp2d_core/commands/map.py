@@ -1,0 +1,141 @@
+"""kp2d map: a COLMAP model of photographs or of a recording."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from kp2d_core.bags import is_bag
+from kp2d_core.camera import Camera
+from kp2d_core.commands.arguments import (
+    add_detection_arguments,
+    add_model_arguments,
+    detection_options,
+    load_detector,
+    positive,
+)
+from kp2d_core.commands.extract import camera_of, extract_named
+from kp2d_core.errors import FileError
+from kp2d_core.exchange import Named, match_all, save_colmap
+from kp2d_core.images import IMAGE_SUFFIXES, find_images
+from kp2d_core.odometry.reconstruction import choose_map_pairs, keep_others, reconstruct
+from kp2d_core.odometry.recordings import SCENES, Recording, open_recording
+from kp2d_core.visualize import write_image
+
+DESCRIPTION = """\
+Reconstructs cameras and points from photographs or from a recording: a COLMAP model that COLMAP,
+hloc, and whatever reads COLMAP's files can open.
+
+IMAGES are image files or folders of photographs, in any order; or one recording, whose frames
+follow each other: a folder in the layout of KITTI or TUM, a bag with camera_info, a film with
+--calibration, or a made scene. See `kp2d odometry --help`."""
+EXAMPLES = """\
+examples:
+  kp2d map photos -o model                              the cameras' focal lengths are found
+  kp2d map photos -o model --calibration camera.yaml
+  kp2d map drive.mcap --every 5 -o model
+  kp2d map kitti/00 -o model
+
+model/ then holds cameras.bin, images.bin, points3D.bin, points3D.ply and database.db."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('images', nargs='+', metavar='IMAGES', help='photographs or a recording')
+    parser.add_argument(
+        '-o', '--output', type=Path, required=True, metavar='DIR', help='folder of the model'
+    )
+    parser.add_argument(
+        '--calibration', type=Path, metavar='FILE',
+        help="of the one camera that took all images: a YAML file of ROS's camera_calibration",
+    )  # fmt: skip
+    parser.add_argument('--topic', metavar='TOPIC', help='of the images of a bag')
+    parser.add_argument(
+        '--every', type=positive, default=1, metavar='N',
+        help='take only every N-th frame of a recording (default: %(default)s)',
+    )  # fmt: skip
+    parser.add_argument(
+        '--sequence', action='store_true',
+        help='the images follow each other: match each with those after it, in order of name',
+    )  # fmt: skip
+    add_model_arguments(parser)
+    add_detection_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import pycolmap  # noqa: F401  before an hour of work, not after it
+
+    keep_others(args.output, ('images', 'database.db'))
+    recording = _recording(args)
+    if recording is None:
+        args.images = [Path(image) for image in args.images]
+        files = find_images(args.images)
+        if len(files) < 2:
+            raise ValueError('a model needs two images or more')
+        camera, sequence = camera_of(args), args.sequence
+        named = extract_named(args, files)
+    else:
+        camera, sequence = recording.rig.cameras[0], True
+        named = _frames(args, recording)
+    model = _map(args, named, camera, sequence)
+    return 0 if model == len(named.names) else 1
+
+
+def _recording(args: argparse.Namespace) -> Recording | None:
+    """The one recording that is given; None if photographs are."""
+    text = args.images[0]
+    path = Path(text).expanduser()
+    listed = (path / 'calib.txt').is_file() or (path / 'rgb.txt').is_file()
+    film = path.is_file() and not is_bag(path) and path.suffix.lower() not in IMAGE_SUFFIXES
+    if len(args.images) == 1 and (text in SCENES or is_bag(path) or listed or film):
+        topics = [args.topic] if args.topic else []
+        return open_recording(text, calibration=args.calibration, topics=topics).every(args.every)
+    return None
+
+
+def _frames(args: argparse.Namespace, recording: Recording) -> Named:
+    """Features of a recording's frames, which are kept beside the model: COLMAP reads them."""
+    detector, options = load_detector(args), detection_options(args)
+    folder = args.output / 'images'
+    names, features = [], []
+    shots = tqdm(recording.shots(), total=recording.count, unit='frame', disable=None)
+    for number, (_, images) in enumerate(shots):
+        name = f'{number:06}.png'
+        write_image(folder / name, images[0])
+        names.append(name)
+        features.append(detector.detect(images[0], **options))
+    if len(names) < 2:
+        raise FileError(f'{recording.name} has {len(names)} frames: a model needs two or more')
+    return Named(folder, names, features)
+
+
+def _map(args: argparse.Namespace, named: Named, camera: Camera | None, sequence: bool) -> int:
+    pairs = choose_map_pairs(named.features, sequence)
+    matched = tqdm(match_all(named, pairs), total=len(pairs), unit='pair', disable=None)
+    args.output.mkdir(parents=True, exist_ok=True)
+    database = args.output / 'database.db'
+    verified = save_colmap(database, named, matched, camera)
+    print(f'{len(named.names)} images, {len(pairs)} pairs, {verified} of them verified')
+    with tqdm(total=len(named.names), unit='image', desc='mapping', disable=None) as bar:
+
+        def tick() -> None:
+            bar.update()
+
+        model = reconstruct(
+            database,
+            named.root,
+            args.output,
+            calibrated=camera is not None,
+            on_image=tick,
+        )
+    print(
+        f'{model.images} of {len(named.names)} images and {model.points} points, each seen by '
+        f'{model.track:.1f} images, {np.round(model.error, 2)} px, in {model.folder}'
+    )
+    if model.models > 1:
+        print(f'{model.models - 1} further models in folders there: nothing joins them')
+    return model.images

@@ -1,0 +1,138 @@
+"""A COLMAP model out of our features: which images to match, and the mapping."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from kp2d_core.errors import FileError
+from kp2d_core.exchange import Pair
+from kp2d_core.features import Features
+from kp2d_core.odometry.retrieval import Retrieval
+
+FEW = 60  # images of which every one is matched with every other
+ALIKE = (
+    20  # images that each is matched with, of those that look most like it, where there are more
+)
+AFTER = 8  # images that each is matched with, of those that follow it, in a sequence
+LOOPS = 5  # images besides that look most like it
+SHIPPED = ('cameras.bin', 'images.bin', 'points3D.bin')  # of a model; others may be beside them
+
+
+@dataclass(frozen=True)
+class Model:
+    """What was reconstructed; of several models the largest."""
+
+    folder: Path
+    images: int
+    points: int
+    track: float  # images that see a point, in the mean
+    error: float  # px
+    models: int  # that there are: places between which no image leads
+
+
+def choose_map_pairs(features: Sequence[Features], sequence: bool) -> list[Pair]:
+    """Pairs of images that are worth matching.
+
+    Of a few images all. Of a sequence each with those that follow, and with some that look alike,
+    which closes loops; of other images each with those that look most like it.
+    """
+    count = len(features)
+    if count <= FEW and not sequence:
+        return list(combinations(range(count), 2))
+    pairs: set[Pair] = set()
+    if sequence:
+        pairs |= {(i, j) for i in range(count) for j in range(i + 1, min(i + AFTER + 1, count))}
+    retrieval = Retrieval()
+    for number, found in enumerate(features):
+        retrieval.add(number, found.descriptors)
+    wanted = LOOPS if sequence else ALIKE
+    for number, found in enumerate(features):
+        others = [
+            other
+            for other, _ in retrieval.query(found.descriptors, count)
+            if other != number and not (sequence and abs(other - number) <= AFTER)
+        ]
+        pairs |= {(min(number, other), max(number, other)) for other in others[:wanted]}
+    return sorted(pairs)
+
+
+def reconstruct(
+    database: Path,
+    images: Path,
+    output: Path,
+    *,
+    calibrated: bool,
+    seed: int = 0,
+    on_image: Callable[[], None] = lambda: None,
+) -> Model:
+    """COLMAP's incremental mapping of a database; FileError if nothing comes of it.
+
+    The largest model is written to `output`, further ones to folders 1, 2, ... in it.
+    calibrated  the cameras are known: they are not to be changed
+    on_image    is called for each image that finds its place
+    """
+    import pycolmap
+
+    options = pycolmap.IncrementalPipelineOptions()
+    options.random_seed = seed
+    options.min_model_size = 3
+    if calibrated:
+        # Else it changes the focal length, by half even, and the model still looks plausible.
+        options.ba_refine_focal_length = False
+        options.ba_refine_extra_params = False
+    level = pycolmap.logging.minloglevel
+    pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = pycolmap.incremental_mapping(
+                database, images, folder, options, next_image_callback=on_image
+            )
+            models = sorted(found.values(), key=lambda model: -model.num_reg_images())
+            if not models:
+                raise FileError(
+                    'no two of the images show one place from two sides, or too few of their '
+                    'points agree: there is no model'
+                )
+            for number, model in enumerate(models):
+                _write(model, output if number == 0 else output / str(number))
+    finally:
+        pycolmap.logging.minloglevel = level
+    best = models[0]
+    return Model(
+        output,
+        best.num_reg_images(),
+        best.num_points3D(),
+        float(best.compute_mean_track_length()),
+        float(best.compute_mean_reprojection_error()),
+        len(models),
+    )
+
+
+def _write(model: Any, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        model.write(str(folder))
+        model.export_PLY(str(folder / 'points3D.ply'))
+    except (OSError, RuntimeError) as error:
+        raise FileError(f'cannot write {folder}: {error}') from error
+
+
+def is_model(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in SHIPPED)
+
+
+def keep_others(folder: Path, ours: Iterable[str]) -> None:
+    """FileError if a folder holds what is not ours, which would be mixed with a model."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FileError(f'{folder} is not a folder')
+    known = {*ours, *SHIPPED, 'frames.bin', 'rigs.bin', 'points3D.ply'}
+    strange = [path.name for path in folder.iterdir() if path.name not in known]
+    if strange and not is_model(folder):
+        raise FileError(f'{folder} holds other files, such as {strange[0]}: give a new folder')
