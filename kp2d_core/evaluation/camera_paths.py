@@ -105,6 +105,8 @@ def _tum(folder: Path, truth_needed: bool) -> CameraPath:
         frames = sorted((float(line.split()[0]), folder / line.split()[1]) for line in listed)
     except (IndexError, ValueError) as error:
         raise FileError(f'{folder / "rgb.txt"} must hold a time and a file in a line') from error
+    if not frames:
+        raise FileError(f'{folder / "rgb.txt"} lists no frame')
     times = np.array([time for time, _ in frames])
     poses = np.full((len(frames), 4, 4), np.nan)
     if truth_needed or (folder / 'groundtruth.txt').is_file():
