@@ -105,6 +105,13 @@ def check_image(image: Any, name: str = 'image') -> Image:
     return image
 
 
+def to_gray(image: Image) -> Image:
+    """HxW of an RGB or gray image."""
+    if image.ndim == 2 or image.shape[2] == 1:
+        return image.reshape(image.shape[:2])
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
+
+
 def check_mask(mask: Any, image_size: Size) -> Image:
     """The mask as uint8 if it is HxW, bool or uint8, and of the image's size."""
     if not isinstance(mask, np.ndarray) or mask.dtype not in (np.uint8, np.bool_):

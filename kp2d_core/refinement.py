@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.features import Features, Float
-from kp2d_core.images import Image, check_image
-from kp2d_core.matching import Matches, distance_factors
+from kp2d_core.images import Image, check_image, to_gray
+from kp2d_core.matching import Matches, distance_factors, match
+from kp2d_core.verification import verify
 
 NEIGHBOURS = 16  # neighbouring matches that determine the transformation (frame) of a patch
 MOST_CANDIDATES = 512  # neighbours are searched among this many matches; a power of 2
@@ -31,6 +33,7 @@ WINDOW = 4.0  # px, sigma of the weights in a patch
 SMOOTHING = 0.7  # px, sigma, so that interpolation between pixels is unbiased
 STEPS = 8  # at most
 ENOUGH = 8  # with this many aligned matches the others are dropped
+GEOMETRY = ('verification', 'threshold', 'intrinsics', 'undistort')  # of match's options
 LONGEST_STEP = 1.0  # px
 CONVERGED = 0.03  # px, of the last step
 LEAST_CONTRAST = 1.0  # of 255, standard deviation in a patch
@@ -89,6 +92,28 @@ def refine_matches(
     return Refinement(result, aligned)
 
 
+def match_refined(
+    first_image: Image, second_image: Image, first: Features, second: Features, **options: Any
+) -> tuple[Matches, Refinement]:
+    """`match` with its options, but verified at the refined places: the geometry rests on those.
+
+    A match that does not align is no inlier, unless too few align.
+    """
+    geometry = {name: options.pop(name) for name in GEOMETRY if name in options}
+    matches = match(first, second, **options)
+    refined = refine_matches(first_image, second_image, first, second, matches)
+    kept = _enough(refined.aligned)
+    agreeing, model = verify(
+        first.keypoints[matches.indices[kept, 0]],
+        refined.points[kept],
+        geometry.pop('verification', 'none'),
+        **geometry,
+    )
+    inliers = np.zeros(len(matches), bool)
+    inliers[kept] = agreeing
+    return replace(matches, inliers=inliers, model=model), refined
+
+
 def refined_points(
     first_image: Image, second_image: Image, first: Features, second: Features, matches: Matches
 ) -> tuple[Float, Float]:
@@ -97,10 +122,13 @@ def refined_points(
     What does not align is mostly wrong, so that estimators do better without it.
     """
     refined = refine_matches(first_image, second_image, first, second, matches)
-    kept = refined.aligned
-    if kept.sum() < ENOUGH:
-        kept = np.ones(len(matches), bool)
+    kept = _enough(refined.aligned)
     return first.keypoints[matches.indices[kept, 0]], refined.points[kept]
+
+
+def _enough(aligned: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Those that align; all, if those are few."""
+    return aligned if aligned.sum() >= ENOUGH else np.ones(len(aligned), bool)
 
 
 def local_frames(
@@ -215,7 +243,7 @@ class Pyramid:
     """A gray image and its halves, made where they are asked for."""
 
     def __init__(self, image: Image) -> None:
-        gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) if image.ndim == 3 else image
+        gray = to_gray(image)
         kernel = cv2.getGaussianKernel(5, SMOOTHING)
         self._levels = [cv2.sepFilter2D(gray, cv2.CV_32F, kernel, kernel)]
 

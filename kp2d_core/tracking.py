@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from kp2d_core.checks import whole
 from kp2d_core.features import Features, join_features
+from kp2d_core.images import Image, to_gray
 from kp2d_core.matching import Matches, match
+from kp2d_core.refinement import match_refined
 
 Ints = NDArray[np.int64]
 
@@ -26,6 +28,7 @@ class Tracks:
     ids: Ints  # (N,) the same number for the same point of the scene, never used again
     ages: Ints  # (N,) in how many earlier frames the track was seen; 0 = born here
     matches: Matches  # previous frame -> this frame
+    refined: Features | None = None  # this frame's, matched ones at refined places; if asked for
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,6 +72,9 @@ class Tracker:
     `max_missed` frames in a row. A track seen in only one frame ends the first time it is missed,
     because most of these never return. Other keyword arguments are passed to `match`. Outliers of
     its verification do not continue a track.
+
+    Frames that come with their image are refined: matched features move to where the patch around
+    them fits that of the previous frame (`refine_matches`), and what does not align is an outlier.
     """
 
     def __init__(self, max_missed: int = 2, **match_options: Any) -> None:
@@ -81,9 +87,10 @@ class Tracker:
         """End all tracks. Ids are never reused."""
         self._previous: Known | None = None  # tracks seen in the previous frame
         self._missed: Known | None = None  # tracks that were missed in it
+        self._image: Image | None = None  # its image, gray, if it came with one
 
-    def update(self, features: Features) -> Tracks:
-        """Assign tracks to the features of the next frame."""
+    def update(self, features: Features, image: Image | None = None) -> Tracks:
+        """Assign tracks to the features of the next frame; with its image, refine them."""
         ids = np.full(len(features), -1, np.int64)
         ages = np.zeros(len(features), np.int64)
 
@@ -96,7 +103,7 @@ class Tracker:
         matches = match(features[:0], features)
         missed = self._missed
         if self._previous is not None:
-            matches = match(self._previous.features, features, **self.match_options)
+            matches, features = self._match(self._previous.features, features, image)
             go_on(self._previous, matches, np.arange(len(features)))
             lost = missed_again(self._previous, matches, self.max_missed)
             if missed is not None and len(missed.ids):
@@ -113,7 +120,20 @@ class Tracker:
         self._next_id += len(newborn)
         self._previous = Known(features, ids, ages, np.zeros_like(ids))
         self._missed = missed
-        return Tracks(ids, ages, matches)
+        self._image = to_gray(image) if image is not None else None
+        return Tracks(ids, ages, matches, features if image is not None else None)
+
+    def _match(
+        self, previous: Features, features: Features, image: Image | None
+    ) -> tuple[Matches, Features]:
+        """Matches, and the features at their refined places where both frames have an image."""
+        if image is None or self._image is None or self._image.shape != image.shape[:2]:
+            return match(previous, features, **self.match_options), features
+        options = self.match_options
+        matches, refined = match_refined(
+            self._image, to_gray(image), previous, features, **options
+        )
+        return matches, refined.moved(features, matches)
 
     def _options_for_missed(self) -> dict[str, Any]:
         options = self.match_options

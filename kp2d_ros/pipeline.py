@@ -229,7 +229,9 @@ class Stream:
         camera = frame.camera.of(features.image_size) if frame.camera is not None else None
         tracks, verified_by = None, 'none'
         if settings.track:
-            tracks, verified_by = self._track(features, camera, settings)
+            image = frame.image if settings.refine_matches else None
+            tracks, verified_by = self._track(features, image, camera, settings)
+            features = tracks.refined or features
         seen_by = camera if camera is not None else nominal_camera(features.image_size)
         result = Result(
             frame=frame,
@@ -270,7 +272,7 @@ class Stream:
         return None
 
     def _track(
-        self, features: Features, camera: Camera | None, settings: Settings
+        self, features: Features, image: Image | None, camera: Camera | None, settings: Settings
     ) -> tuple[Tracks, str]:
         method, options = _verification(settings, camera)
         self._tracker.max_missed = settings.max_missed
@@ -281,7 +283,7 @@ class Stream:
             'radius': settings.search_radius or None,
             **options,
         }
-        return self._tracker.update(features), method
+        return self._tracker.update(features, image), method
 
 
 def differ(first: Camera | None, second: Camera | None) -> bool:

@@ -98,6 +98,20 @@ def test_several_models(data, model, tmp_path, capsys):
     assert len(re.findall(r'half-[01] +1\.000 +0\.000 +1\.000 +1\.000 +1\.000', printed)) == 2
 
 
+def test_tables_for_documents(data, capsys):
+    arguments = ['evaluate', '--model', 'none', '--baselines', 'orb', 'sift', '--data', data]
+    assert main([*arguments, '--splits', 'all', '--paper', 'none']) == 0
+    plain = capsys.readouterr().out
+    assert main([*arguments, '--splits', 'all', '--paper', 'none', '--markdown']) == 0
+    title, _, head, line, *rows = capsys.readouterr().out.strip().splitlines()
+    assert title in plain and head.startswith('|  | Repeat. | Loc. | Cor-1 |')
+    assert line.count('---') == head.count('|') - 1
+    for row in rows:
+        figures = [cell.strip() for cell in row.strip('|').split('|')]
+        assert re.search(r' +'.join(map(re.escape, figures)), plain)
+    assert len(rows) == 2
+
+
 def test_scales_are_named_beside_the_model(data, model, capsys):
     arguments = ['evaluate', '--model', model, '--data', data, '--sequences', 'same']
     assert main([*arguments, '--splits', 'all', '--scales', '1.5,1']) == 0
@@ -188,6 +202,7 @@ def test_what_is_skipped_is_said(photographs, tmp_path, capsys):
         (['--data', 'DATA', '--sequences', 'boat'], "no sequence 'boat'"),
         (['--data', 'DATA', '--splits', 'winter'], "no split 'winter'"),
         (['--data', 'DATA', '--json', 'DATA'], '--json must be a file'),
+        (['--shift', 'DATA/i_same/1.png', '--markdown'], '--markdown prints the tables of --data'),
         (['--data', 'DATA', '--html', 'DATA/i_same/1.png'], '--html must be a folder'),
     ],
 )

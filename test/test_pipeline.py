@@ -317,3 +317,24 @@ def test_colours_of_ages():
     shades = shades_of(ages)
     assert shades[0] == shades[1] == 0 and shades[-1] == shades[-2] == len(PALETTE) - 1
     assert (np.diff(shades[1:5]) > 0).all()
+
+
+def test_matches_are_refined_while_that_is_on(detector):
+    """Moved by parts of a pixel: an untrained network's points hardly follow, aligned ones do."""
+    photograph = drawn_photograph(480, 360)
+    ways = [np.array([[1, 0, -x], [0, 1, -100.0]]) for x in (40.0, 41.3, 42.6)]
+    views = [cv2.warpAffine(photograph, way, SIZE, flags=cv2.INTER_CUBIC) for way in ways]
+    refining = replace(SETTINGS, refine_matches=True, verification='none')
+    pipeline, seen = Pipeline(detector), []
+    for number, view in enumerate(views):
+        seen.append(pipeline.process(frame(view, number / 10), refining))
+        matches = seen[-1].tracks.matches
+        if number:
+            before, now = matches.indices[matches.inliers].T
+            way = seen[-1].features.keypoints[now] - seen[-2].features.keypoints[before]
+            assert len(way) > 15
+            assert np.median(way, axis=0) == pytest.approx([-1.3, 0], abs=0.1)
+            np.testing.assert_array_equal(seen[-1].rays.shape, seen[-1].features.keypoints.shape)
+    off = pipeline.process(frame(views[2], 0.3), replace(refining, refine_matches=False))
+    expected = detector.detect(views[2], scales=(1,), max_keypoints=150)
+    np.testing.assert_array_equal(off.features.keypoints, expected.keypoints)

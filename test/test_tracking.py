@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 
@@ -182,3 +183,43 @@ def test_a_missed_track_is_not_given_to_the_only_point_that_is_left():
 def test_bad_option():
     with pytest.raises(ValueError, match='max_missed'):
         Tracker(max_missed=-1)
+
+
+def test_frames_with_their_images_are_refined(photographs):
+    """A camera that moves by parts of a pixel, features that are off by more than half a pixel."""
+    photograph, random = photographs['astronaut'], np.random.default_rng(0)
+    gray = cv2.cvtColor(photograph, cv2.COLOR_RGB2GRAY)
+    corners = cv2.goodFeaturesToTrack(gray[60:420, 60:420], 150, 0.02, 8).reshape(-1, 2) + 60
+    descriptors = np.linalg.qr(random.normal(size=(200, 200)))[0][: len(corners)]
+    steps = np.array([[0, 0], [2.4, -1.3], [5.1, -2.2], [6.6, -4.9]])
+
+    def seen(step):
+        moved = np.array([[1, 0, step[0]], [0, 1, step[1]]])
+        image = cv2.warpAffine(photograph, moved, (512, 512), flags=cv2.INTER_CUBIC)
+        off = random.normal(0, 0.6, corners.shape)
+        points = (corners + step + off).astype(np.float32)
+        scores = np.ones(len(points), np.float32)
+        return Features(points, scores, descriptors.astype(np.float32), (512, 512)), image
+
+    plain, refining = (Tracker(verification='homography') for _ in range(2))
+    lasting = {}
+    for number, step in enumerate(steps):
+        features, image = seen(step)
+        assert plain.update(features).refined is None
+        tracks = refining.update(features, image)
+        if number == 0:
+            np.testing.assert_array_equal(tracks.refined.keypoints, features.keypoints)
+            start = features.keypoints
+            continue
+        inliers = tracks.matches.inliers
+        assert inliers.mean() > 0.85
+        assert (tracks.ages == number).mean() > 0.8
+        old = tracks.ages == number
+        # Each point follows the place that it was found at first, wherever that was.
+        way = tracks.refined.keypoints[old] - start[tracks.ids[old]]
+        assert np.median(np.linalg.norm(way - step, axis=1)) < 0.15
+        lasting[number] = old.sum()
+    assert lasting[3] > 0.8 * len(corners)
+    # Without an image there is nothing to refine by; with the next one there is again.
+    assert refining.update(seen(steps[3])[0]).refined is None
+    assert refining.update(*seen(steps[3])).refined is not None

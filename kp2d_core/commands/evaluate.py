@@ -23,7 +23,7 @@ from kp2d_core.evaluation.protocol import Evaluation, Extract, evaluate, once
 from kp2d_core.evaluation.reliability import FOUND
 from kp2d_core.evaluation.robustness import robustness, shift_test
 from kp2d_core.evaluation.study import Study, write_json
-from kp2d_core.evaluation.tables import format_study
+from kp2d_core.evaluation.tables import format_markdown, format_study
 from kp2d_core.features import in_order_of_score
 from kp2d_core.images import Image, find_images, read_image
 
@@ -158,6 +158,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the paper's figures below ours: for the same methods, for all, or none "
         '(default: %(default)s)',
     )  # fmt: skip
+    output.add_argument(
+        '--markdown', action='store_true', help='print the tables of metrics alone, as Markdown'
+    )
     output.add_argument('--json', type=Path, metavar='FILE', help='write all figures to a file')
     output.add_argument(
         '--html', type=Path, metavar='DIR',
@@ -232,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
                 for path in paths
             }
 
-    print(format_study(study))
+    print(format_markdown(study) if args.markdown else format_study(study))
     if args.json:
         write_json(args.json, study)
         print(f'\nfigures in {args.json}')
@@ -273,6 +276,8 @@ def _check(args: argparse.Namespace) -> None:
     if not (args.data or args.shift or args.robustness or args.motion):
         raise ValueError('give --data, a folder in HPatches layout, photographs to --shift or '
                          '--robustness, or camera paths to --motion')  # fmt: skip
+    if args.markdown and not args.data:
+        raise ValueError('--markdown prints the tables of --data, and there is none')
     if args.json and args.json.is_dir():
         raise ValueError(f'--json must be a file, {args.json} is a folder')
     if args.html and args.html.exists() and not args.html.is_dir():

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from kp2d_core.commands.arguments import (
@@ -34,12 +31,10 @@ from kp2d_core.exchange import (
     save_hloc_matches,
     save_matches_npz,
 )
-from kp2d_core.features import Features
 from kp2d_core.files import atomic_write
 from kp2d_core.images import read_image
-from kp2d_core.matching import Matches, match
-from kp2d_core.refinement import refine_matches
-from kp2d_core.verification import verify
+from kp2d_core.matching import match
+from kp2d_core.refinement import match_refined
 from kp2d_core.visualize import MOST_LINES, draw_matches, put_caption, write_image
 
 GEOMETRIES = {
@@ -133,14 +128,13 @@ def match_two(args: argparse.Namespace) -> int:
     detector = load_detector(args)
     first, second = (detector.detect(image, **detection_options(args)) for image in images)
     options = options_of(args, 'homography')
-    matches, aligned = match(first, second, **options), ''
+    aligned = ''
     if args.refine:
-        # Refine before verification, so that the geometry is estimated from precise positions.
-        matches = match(first, second, **(options | {'verification': 'none'}))
-        refined = refine_matches(*images, first, second, matches)
-        aligned = f'{int(refined.aligned.sum())} aligned, '
+        matches, refined = match_refined(*images, first, second, **options)
         second = refined.moved(second, matches)
-        matches = verify_some(first, second, matches, refined.aligned, options)
+        aligned = f'{int(refined.aligned.sum())} aligned, '
+    else:
+        matches = match(first, second, **options)
     output = args.output or Path('matches.png')
     picture = draw_matches(*images, first, second, matches)
     inliers = int(matches.inliers.sum())
@@ -153,26 +147,6 @@ def match_two(args: argparse.Namespace) -> int:
         f'drawn in {output}'
     )
     return 0
-
-
-def verify_some(
-    first: Features,
-    second: Features,
-    matches: Matches,
-    which: NDArray[np.bool_],
-    options: dict[str, Any],
-) -> Matches:
-    """The same matches; inliers are those of them that agree with one geometry."""
-    here, there = matches.indices[which].T
-    agreeing, model = verify(
-        first.keypoints[here],
-        second.keypoints[there],
-        options['verification'],
-        threshold=options['threshold'],
-    )
-    inliers = np.zeros(len(matches), bool)
-    inliers[which] = agreeing
-    return replace(matches, inliers=inliers, model=model)
 
 
 def write_npz(args: argparse.Namespace, named: Named) -> None:

@@ -49,6 +49,15 @@ COLUMNS = (*METRICS, *PLACE_METRICS)
 NUMBERS = ('right', 'matches')  # not shares, nor pixels
 
 
+def format_markdown(study: Study) -> str:
+    """The table of each split in Markdown, for documents."""
+    blocks = []
+    for split, evaluations in study.by_split().items():
+        title, rows = _split_rows(study, split, evaluations)
+        blocks.append(f'{title}\n\n{markdown(rows)}')
+    return '\n\n'.join(blocks)
+
+
 def format_study(study: Study) -> str:
     """All tables, with the paper's rows under ours."""
     blocks = [_split_block(study, split, rows) for split, rows in study.by_split().items()]
@@ -86,7 +95,20 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     return '\n'.join(f'  {line}'.rstrip() for line in lines)
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [f'| {" | ".join(row)} |' for row in rows]
+    return '\n'.join([lines[0], '|---' * len(rows[0]) + '|', *lines[1:]])
+
+
 def _split_block(study: Study, split: str, evaluations: dict[str, Evaluation]) -> str:
+    title, rows = _split_rows(study, split, evaluations)
+    return f'{title}\n{align(rows)}'
+
+
+def _split_rows(
+    study: Study, split: str, evaluations: dict[str, Evaluation]
+) -> tuple[str, list[list[str]]]:
+    """The title and the rows, the first of them the titles of the columns."""
     several = study.seeds > 1
     rows = [['', *(TITLES[name] for name in COLUMNS), 'pairs', 'failed']]
     for method, evaluation in evaluations.items():
@@ -100,7 +122,7 @@ def _split_block(study: Study, split: str, evaluations: dict[str, Evaluation]) -
     runs = f', {study.seeds} RANSAC runs' if several else ''
     size = f'{study.size[0]}x{study.size[1]}'
     title = f'{split}: {size}, best {study.top_k} points, {study.protocol()}{runs}'
-    return f'{title}\n{align(rows)}'
+    return title, rows
 
 
 def _besides_block(evaluations: dict[str, Evaluation]) -> str:
