@@ -171,7 +171,7 @@ class Settings:
     refine_matches: bool = setting(
         False, 'Move matched keypoints to where the image patches around them align with those '
         'of the previous frame, to a tenth of a pixel or two; matches that do not align are '
-        'outliers. Costs about 5 ms for 500 matches.',
+        'outliers. Costs about 10 ms for 500 matches.',
     )  # fmt: skip
     max_missed: int = setting(
         2, 'End a track after it is missed in more than this many frames in a row. A track seen '
