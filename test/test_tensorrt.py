@@ -32,7 +32,7 @@ def graph_of(variant: str, profile: Profile) -> bytes:
 
 
 @pytest.mark.parametrize('precision', ['fp32', 'fp16', 'int8'])
-@pytest.mark.parametrize('variant', ['v4', 'small'])
+@pytest.mark.parametrize('variant', ['v4', 'half'])
 def test_engines_are_built_for_two_compute_capabilities(variant, precision):
     profile = Profile(240, 320, 300, precision=precision)
     graph = graph_of(variant, profile)
@@ -48,7 +48,7 @@ def test_engines_are_built_for_two_compute_capabilities(variant, precision):
 
 def test_engine_with_a_dynamic_batch_and_the_most_keypoints():
     profile = Profile(480, 640, 3840, batch=None, precision='fp16')
-    assert build_engine(trt, graph_of('small', profile), profile, compute_capabilities=[86, 89])
+    assert build_engine(trt, graph_of('half', profile), profile, compute_capabilities=[86, 89])
 
 
 def test_more_keypoints_than_tensorrt_keeps_are_refused():
@@ -60,7 +60,7 @@ def test_more_keypoints_than_tensorrt_keeps_are_refused():
 def test_unknown_compute_capability_is_refused():
     profile = Profile(48, 64, 10)
     with pytest.raises(ValueError, match='cannot build for compute capability 87: it knows 75'):
-        build_engine(trt, graph_of('small', profile), profile, compute_capabilities=[86, 87])
+        build_engine(trt, graph_of('half', profile), profile, compute_capabilities=[86, 87])
 
 
 def test_graph_that_cannot_be_read_is_an_error_with_the_reason():
@@ -72,12 +72,12 @@ def test_graph_that_cannot_be_built_is_an_error_with_the_reason():
     """TensorRT-RTX has no FP32 matrix product for Turing."""
     profile = Profile(48, 64, 10)
     with pytest.raises(ValueError, match='TensorRT cannot build the engine: .*Turing'):
-        build_engine(trt, graph_of('small', profile), profile, compute_capabilities=[75])
+        build_engine(trt, graph_of('half', profile), profile, compute_capabilities=[75])
 
 
 def test_progress_is_shown(capsys):
     profile = Profile(48, 64, 10)
-    graph = graph_of('small', profile)
+    graph = graph_of('half', profile)
     build_engine(trt, graph, profile, compute_capabilities=[86], progress=True)
     shown = capsys.readouterr().err
     assert 'Building engine: 100%' in shown
@@ -91,7 +91,7 @@ def test_progress_is_shown(capsys):
 @pytest.fixture(scope='module')
 def built() -> tuple[CacheKey, bytes]:
     profile = Profile(48, 64, 10)
-    graph = graph_of('small', profile)
+    graph = graph_of('half', profile)
     key = CacheKey.of(graph, profile, library_version(trt), 'sm_86')
     return key, build_engine(trt, graph, profile, compute_capabilities=[86])
 
@@ -121,7 +121,7 @@ def test_any_change_is_a_miss(tmp_path, built, field):
 
 
 def test_key_covers_weights_precision_and_sizes():
-    def key(variant='small', **values) -> CacheKey:
+    def key(variant='half', **values) -> CacheKey:
         profile = Profile(**{'height': 48, 'width': 64, 'top_k': 10, **values})
         return CacheKey.of(graph_of(variant, profile), profile, 'tensorrt 10.3.0', 'sm_87')
 
@@ -188,7 +188,7 @@ print(len(engine), built)
 
 
 def test_of_two_processes_at_once_one_builds_and_both_get_the_engine(tmp_path):
-    (tmp_path / 'graph.onnx').write_bytes(graph_of('small', Profile(48, 64, 10)))
+    (tmp_path / 'graph.onnx').write_bytes(graph_of('half', Profile(48, 64, 10)))
     processes = [
         subprocess.Popen(
             [sys.executable, '-c', BUILDER, str(tmp_path)],
