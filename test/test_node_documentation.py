@@ -11,7 +11,7 @@ pytest.importorskip('rclpy')
 from kp2d_core.image_messages import ENCODINGS
 from kp2d_ros import messages, parameters
 from kp2d_ros.camera import camera_node
-from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT, keypoint_dtype
+from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT, MATCH_DTYPE, STEREO_DTYPE, keypoint_dtype
 
 NODE = (ROOT / 'docs' / 'node.md').read_text()
 MESSAGES = (ROOT / 'docs' / 'messages.md').read_text()
