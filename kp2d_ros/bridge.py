@@ -1,6 +1,6 @@
-"""What decodes images in the node: cv_bridge where it is installed and proves to work, else ours.
+"""ROS images to arrays and back.
 
-Both give the same pixels.
+cv_bridge decodes where it is installed and proves to work, else we do: both give the same pixels.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 import numpy as np
+from sensor_msgs.msg import CompressedImage
+from sensor_msgs.msg import Image as ImageMessage
+from std_msgs.msg import Header
 
 from kp2d_core.image_messages import PACKED, decode, rows_of
 from kp2d_core.images import Image
+from kp2d_ros.clouds import bytes_of
+from kp2d_ros.overlay import to_jpeg
 
 Decoder = Callable[[Any], Image]
 
@@ -62,8 +68,6 @@ _BRIDGED = {
 
 def _probe(bridge: Any) -> None:
     """Raise unless a small padded image comes out as it should."""
-    from sensor_msgs.msg import Image as ImageMessage
-
     rows = np.arange(2 * 9, dtype=np.uint8).reshape(2, 9)
     message = ImageMessage(height=2, width=2, encoding='bgr8', step=9)
     message.is_bigendian = _BIG
@@ -71,3 +75,26 @@ def _probe(bridge: Any) -> None:
     wanted = rows[:, :6].reshape(2, 2, 3)[..., ::-1]
     if not np.array_equal(bridge.imgmsg_to_cv2(message, 'rgb8'), wanted):
         raise ValueError('it gives wrong pixels')
+
+
+def image_message(header: Header, image: Image, encoding: str) -> ImageMessage:
+    """An RGB or gray image as rgb8, bgr8 or mono8."""
+    if encoding == 'mono8' and image.ndim == 3:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
+    elif encoding != 'mono8' and image.ndim == 2:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
+    if encoding == 'bgr8':
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2BGR), np.uint8)
+    height, width = image.shape[:2]
+    message = ImageMessage(header=header, height=height, width=width, encoding=encoding)
+    message.step = width * (1 if encoding == 'mono8' else 3)
+    message.data = bytes_of(image)
+    return message
+
+
+def jpeg_message(header: Header, image: Image, quality: int) -> CompressedImage:
+    """An RGB or gray image as JPEG."""
+    given, kept = ('mono8', 'mono8') if image.ndim == 2 else ('rgb8', 'bgr8')
+    message = CompressedImage(header=header, format=f'{given}; jpeg compressed {kept}')
+    message.data = bytes_of(to_jpeg(image, quality))
+    return message

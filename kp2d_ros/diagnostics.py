@@ -75,8 +75,11 @@ class Statistics:
     # skipped     nobody subscribed, or the node was disabled
     # damaged     not a usable image
     # failed      the model, or our own code, threw
+    # unpaired    of several cameras: the others had no image of the same time
     # lost        never arrived, by the gaps in the publisher's sequence numbers
-    COUNTERS = ('received', 'processed', 'dropped', 'skipped', 'damaged', 'failed', 'lost')
+    COUNTERS = (
+        'received', 'processed', 'dropped', 'skipped', 'damaged', 'failed', 'unpaired', 'lost',
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -208,6 +211,9 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
             'no texture: the image has almost no points that can be recognised again. Is it a '
             'blank wall, out of focus, or badly exposed?',
         )
+    if since['unpaired'] > 0.1 * received:
+        return say(WARN, 'unpaired', f'{since["unpaired"]} of {received} images had no partner of '
+                   'another camera: their stamps differ by more than sync_tolerance')  # fmt: skip
     arrived = received + since['lost']
     if since['lost'] > 0.1 * arrived:
         return say(WARN, 'lost', f'{since["lost"]} of {arrived} frames were lost on the way: '

@@ -1,4 +1,4 @@
-"""What the keypoint node hears of one camera: its images and its calibration."""
+"""What the keypoint node hears of one camera: its images, its calibration, a mask."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from rclpy.qos import (
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from kp2d_core.camera import Camera, camera_from_info, names_rectified
+from kp2d_core.image_messages import decode
+from kp2d_core.images import Image as Array
 from kp2d_core.images import Size
 from kp2d_ros.compat import (
     ClockType,
@@ -28,18 +30,21 @@ from kp2d_ros.compat import (
 from kp2d_ros.diagnostics import Statistics
 from kp2d_ros.parameters import qos_overrides
 from kp2d_ros.settings import Settings
+from kp2d_ros.stereo import baseline_of
 from kp2d_ros.worker import Arrival
 
+LATCHED = DurabilityPolicy.TRANSIENT_LOCAL
 QUIET = 5.0  # seconds between two warnings of one kind
 GRAPH_PERIOD = 0.25  # seconds between two looks at who publishes
 OVERLAP = 1.0  # seconds that an old subscription is kept beside the one that replaces it
+OWN_TRANSPORTS = ('raw', 'compressed')  # that need no plugin
 DEPTH = 5  # images that wait while the executor is busy; the newest of them is processed
 
 
 def image_topic(node: Any, settings: Settings, prefix: str = '') -> str:
     """To subscribe to; image/compressed goes with image unless it is remapped itself."""
     image, compressed = f'{prefix}image', f'{prefix}image/compressed'
-    if settings.image_transport == 'raw':
+    if settings.image_transport != 'compressed':
         return image
     unmapped = node.resolve_topic_name(compressed, only_expand=True)
     if node.resolve_topic_name(compressed) != unmapped:
@@ -47,8 +52,26 @@ def image_topic(node: Any, settings: Settings, prefix: str = '') -> str:
     return f'{node.resolve_topic_name(image)}/compressed'
 
 
+def subscribe_by_plugin(
+    node: Any, topic: str, transport: str, callback: Callable[[Any], None]
+) -> Any:
+    """A subscription of image_transport, whose plugins decode what others encoded."""
+    try:
+        from image_transport_py import ImageTransport
+    except ImportError as error:
+        raise ValueError(
+            f"image_transport '{transport}' needs the package image_transport_py, which is not "
+            'installed; raw and compressed need nothing'
+        ) from error
+    name, resolved = f'{node.get_name()}_{transport}', node.resolve_topic_name(topic)
+    try:
+        return ImageTransport(node, name, transport).subscribe(node, resolved, DEPTH, callback)
+    except TypeError:  # until Kilted it takes no node
+        return ImageTransport(name, transport).subscribe(resolved, DEPTH, callback)
+
+
 class Input:
-    """Hears camera_info from its creation until it is closed, images while it is told to."""
+    """Hears camera_info and masks until it is closed, and images while it is told to."""
 
     def __init__(
         self,
@@ -62,6 +85,8 @@ class Input:
         """arrived(arrival) hears of every image."""
         self.camera: Camera | None = None
         self.size: Size | None = None  # of the images, as camera_info says
+        self.baseline = 0.0  # metres, from P of camera_info
+        self.mask: Array | None = None  # the last one
         self.last_image: float | None = None  # time.monotonic()
         self.incompatible = ''  # the QoS policy that keeps a publisher from being heard
         self.bad_camera_info = ''  # why the last one cannot be used
@@ -77,15 +102,18 @@ class Input:
         self._overrides = qos_overrides(node, topic, 'subscription')
         overridden = QoSPolicyKind.RELIABILITY in self._overrides.policy_kinds
         self._follows = settings.reliability == 'auto' and not overridden
-        self._kind = Image if settings.image_transport == 'raw' else CompressedImage
-        self._info_topic = f'{prefix}camera_info'
+        self._transport = settings.image_transport
+        self._kind = CompressedImage if self._transport == 'compressed' else Image
         self._reliable = settings.reliability == 'reliable'
         self._lock = threading.RLock()  # transitions come from another thread than the timer
         self._closed = False
         self._image: Any = None
-        self._infos: list[Any] = []
+        self._plugin: Any = None  # a subscription of image_transport_py
+        self._beside: list[Any] = []  # subscriptions to camera_info and mask
+        self._latched: dict[str, tuple[type, Callable[[Any], None]]] = {}  # not yet heard as such
         self._replaced: list[tuple[float, Any]] = []  # when, an image subscription
-        self._hear_camera_info(DurabilityPolicy.VOLATILE)
+        self._hear(CameraInfo, f'{prefix}camera_info', self._camera_info_arrived)
+        self._hear(Image, f'{prefix}mask', self._mask_arrived)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = node.create_timer(GRAPH_PERIOD, self._look_at_graph, clock=steady)
         self._look_at_graph()
@@ -93,6 +121,11 @@ class Input:
     def hear_images(self) -> None:
         with self._lock:
             self._last_sequence, self.last_image, self.incompatible = 0, None, ''
+            if self._transport not in OWN_TRANSPORTS:
+                self._plugin = subscribe_by_plugin(
+                    self._node, self._topic, self._transport, lambda m: self._image_arrived(m, {})
+                )
+                return
             self._image = self._subscribe(
                 self._reliable or (self._follows and self._all_reliable())
             )
@@ -103,10 +136,15 @@ class Input:
                 if subscription is not None:
                     self._node.destroy_subscription(subscription)
             self._image, self._replaced = None, []
+            if self._plugin is not None:
+                self._plugin.shutdown()
+            self._plugin = None
 
     def publishers(self) -> int:
         """That can be heard."""
-        image = self._image
+        image, plugin = self._image, self._plugin
+        if plugin is not None:
+            return int(plugin.get_num_publishers())
         return publisher_count(self._node, image) if image is not None else 0
 
     def close(self) -> None:
@@ -114,7 +152,7 @@ class Input:
         with self._lock:
             self._node.destroy_timer(self._timer)
             self._closed = True
-            for subscription in self._infos:
+            for subscription in self._beside:
                 self._node.destroy_subscription(subscription)
 
     # QoS
@@ -139,12 +177,11 @@ class Input:
                 # Both for a moment: nothing that is sent meanwhile is missed.
                 self._image = self._subscribe(not reliable)
                 self._replaced.append((now, image))
-        infos = self._node.get_publishers_info_by_topic(
-            self._node.resolve_topic_name(self._info_topic)
-        )
-        latched = DurabilityPolicy.TRANSIENT_LOCAL
-        if len(self._infos) == 1 and any(i.qos_profile.durability == latched for i in infos):
-            self._hear_camera_info(latched)
+        for topic, (kind, callback) in [*self._latched.items()]:
+            offered = self._node.get_publishers_info_by_topic(self._node.resolve_topic_name(topic))
+            if any(each.qos_profile.durability == LATCHED for each in offered):
+                del self._latched[topic]
+                self._hear(kind, topic, callback, latched=True)
 
     def _all_reliable(self) -> bool:
         """Whether there are publishers, and all of them resend what is lost."""
@@ -163,18 +200,25 @@ class Input:
             qos_overriding_options=self._overrides,
         )
 
-    def _hear_camera_info(self, durability: DurabilityPolicy) -> None:
+    def _hear(
+        self, kind: type, topic: str, callback: Callable[[Any], None], *, latched: bool = False
+    ) -> None:
         """Volatile hears every publisher from now on, latched what some have said before."""
-        volatile = durability == DurabilityPolicy.VOLATILE
-        reliability = ReliabilityPolicy.BEST_EFFORT if volatile else ReliabilityPolicy.RELIABLE
-        self._infos.append(
+        if not latched:
+            self._latched[topic] = kind, callback
+        qos = QoSProfile(
+            depth=1,
+            reliability=ReliabilityPolicy.RELIABLE if latched else ReliabilityPolicy.BEST_EFFORT,
+            durability=LATCHED if latched else DurabilityPolicy.VOLATILE,
+        )
+        self._beside.append(
             self._node.create_subscription(
-                CameraInfo,
-                self._info_topic,
-                self._camera_info_arrived,
-                QoSProfile(depth=1, reliability=reliability, durability=durability),
+                kind,
+                topic,
+                callback,
+                qos,
                 event_callbacks=SubscriptionEventCallbacks(use_default_callbacks=False),
-                qos_overriding_options=qos_overrides(self._node, self._info_topic, 'subscription'),
+                qos_overriding_options=qos_overrides(self._node, topic, 'subscription'),
             )
         )
 
@@ -193,7 +237,7 @@ class Input:
         self.incompatible = ''
         self._statistics.count('received')
         self._count_lost(info.get('publication_sequence_number') or 0)
-        self._arrived(Arrival(message, self.last_image, self.camera))
+        self._arrived(Arrival(message, self.last_image, self.camera, self.mask, self.baseline))
 
     def _count_lost(self, sequence: int) -> None:
         """Gaps in the publisher's numbering; of two publishers they cannot be told apart."""
@@ -207,6 +251,7 @@ class Input:
 
     def _camera_info_arrived(self, message: CameraInfo) -> None:
         self.size = (message.width, message.height) if message.width else None
+        self.baseline = baseline_of(message.p)
         try:
             self.camera = camera_from_info(message, self._rectified)
             self.bad_camera_info = ''
@@ -214,3 +259,11 @@ class Input:
             self.camera = None
             self.bad_camera_info = str(error)
             self._node.get_logger().warning(str(error), throttle_duration_sec=QUIET)
+
+    def _mask_arrived(self, message: Image) -> None:
+        """The last mask counts until the next; it need not have the size of the images."""
+        try:
+            mask = decode(message)
+            self.mask = mask if mask.ndim == 2 else mask.max(axis=2)
+        except ValueError as error:
+            self._node.get_logger().warning(f'mask: {error}', throttle_duration_sec=QUIET)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -28,6 +30,7 @@ from kp2d_ros.messages import Outputs
 from kp2d_ros.pipeline import Pipeline, Result
 from kp2d_ros.process import run_node
 from kp2d_ros.settings import changed, parse_size
+from kp2d_ros.stereo import Pairing
 from kp2d_ros.worker import Arrival, Worker
 
 PATIENCE = 5.0  # seconds that the frame in work may take when the node is to stop
@@ -45,14 +48,15 @@ class KeypointNode(PatientLifecycleNode):
         on_parameters(self, self._check_parameters, self._parameters_changed)
 
         self._pipeline: Pipeline | None = None
-        self._outputs: Outputs | None = None
+        self._outputs: list[Outputs] = []  # one for each camera
+        self._inputs: list[Input] = []
+        self._pairing: Pairing[Arrival] | None = None  # of several cameras
         self._worker: Worker | None = None
-        self._input: Input | None = None
         self._enabled = True
         self._active_since: float | None = None
         self._loading: tuple[str, float] | None = None  # what, since when
         self._health = Health(
-            topic=self.resolve_topic_name(image_topic(self, self._settings)),
+            topic=self._image_topic(),
             middleware=get_rmw_implementation_identifier(),
         )
         self._console = Console(self.get_logger())
@@ -72,12 +76,18 @@ class KeypointNode(PatientLifecycleNode):
     @logged
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         settings = self._settings
-        self._health.topic = self.resolve_topic_name(image_topic(self, settings))
+        self._health.topic = self._image_topic()
+        prefixes = [f'{name}/' if name else '' for name in settings.cameras]
         try:
             # First of all: camera_info may come while the model is loaded, and tells the size.
-            self._input = Input(
-                self, settings, statistics=self.statistics, arrived=self._frame_arrived
-            )
+            for number, prefix in enumerate(prefixes):
+                arrived = partial(self._frame_arrived, number)
+                self._inputs.append(
+                    Input(
+                        self, settings, statistics=self.statistics, arrived=arrived, prefix=prefix
+                    )
+                )
+            self._pairing = Pairing(len(prefixes)) if len(prefixes) > 1 else None
             self._loading = 'loading the model', time.monotonic()
             detector = KeypointDetector.load(
                 settings.model,
@@ -86,10 +96,13 @@ class KeypointNode(PatientLifecycleNode):
                 threads=settings.threads or None,
             )
             mask = read_image(settings.mask).max(axis=2) if settings.mask else None
-            self._pipeline = Pipeline(detector, mask, in_background=True)
+            self._pipeline = Pipeline(detector, mask, cameras=len(prefixes), in_background=True)
             self._warm_up()
             runtime = detector.runtime
-            self._outputs = Outputs(self, runtime.model)
+            self._outputs = [
+                Outputs(self, runtime.model, prefix, stereo=number > 0)
+                for number, prefix in enumerate(prefixes)
+            ]
         except Exception as error:  # a runtime may fail in ways of its own
             self._free()
             if self.context.ok():
@@ -105,20 +118,22 @@ class KeypointNode(PatientLifecycleNode):
 
     def _warm_up(self) -> None:
         """Compile for the size that images will have, if it is known before they come."""
-        assert self._pipeline is not None and self._input is not None
-        size = parse_size(self._settings.image_size) or self._input.size
-        if size is not None:
-            self._loading = f'compiling the model for {size[0]}x{size[1]} images', time.monotonic()
-            self._pipeline.prepare([size], self._settings)
+        assert self._pipeline is not None
+        given = parse_size(self._settings.image_size)
+        sizes = [size for each in self._inputs if (size := given or each.size) is not None]
+        if len(sizes) == len(self._inputs):
+            width, height = sizes[0]
+            self._loading = f'compiling the model for {width}x{height} images', time.monotonic()
+            self._pipeline.prepare(sizes, self._settings)
             self._loading = None
 
     @logged
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        assert self._pipeline is not None and self._input is not None
+        assert self._pipeline is not None
         self._warm_up()
         result = super().on_activate(state)
         decode: Decoder = decode_compressed
-        if self._settings.image_transport == 'raw':
+        if self._settings.image_transport != 'compressed':
             decode, how = image_decoder()
             self.get_logger().info(how, once=True)
         self._worker = Worker(
@@ -131,7 +146,8 @@ class KeypointNode(PatientLifecycleNode):
             statistics=self.statistics,
         )
         try:
-            self._input.hear_images()
+            for each in self._inputs:
+                each.hear_images()
         except Exception as error:
             self.get_logger().error(f'cannot subscribe: {error}')
             self._stop()
@@ -193,35 +209,50 @@ class KeypointNode(PatientLifecycleNode):
                 )
             return False
         self._worker = self._active_since = None
-        if self._input is not None:
-            self._input.hear_no_images()
+        for each in self._inputs:
+            each.hear_no_images()
         return True
 
     def _free(self) -> None:
-        if self._input is not None:
-            self._input.close()
-        if self._outputs is not None:
-            self._outputs.destroy()
-        self._outputs = self._pipeline = self._input = None
+        for camera, outputs in zip_longest(self._inputs, self._outputs):
+            camera.close()
+            if outputs is not None:
+                outputs.close()
+        self._inputs, self._outputs = [], []
+        self._pipeline = self._pairing = None
         self._health.model = self._health.runtime = ''
 
     # Frames
 
-    def _frame_arrived(self, arrival: Arrival) -> None:
-        worker, outputs = self._worker, self._outputs
-        if worker is not None and outputs is not None and self._enabled and outputs.wanted():
-            worker.submit([arrival])
-        else:
+    def _image_topic(self) -> str:
+        """Of the first camera, for people."""
+        name = self._settings.cameras[0]
+        prefix = f'{name}/' if name else ''
+        return str(self.resolve_topic_name(image_topic(self, self._settings, prefix)))
+
+    def _wanted(self) -> bool:
+        """Whether anybody subscribes to any output."""
+        return any(each.wanted() for each in self._outputs)
+
+    def _frame_arrived(self, camera: int, arrival: Arrival) -> None:
+        worker, pairing = self._worker, self._pairing
+        if worker is None or not self._enabled or not self._wanted():
             self.statistics.count('skipped')
+            return
+        arrivals: list[Arrival] | None = [arrival]
+        if pairing is not None:
+            tolerance = round(self._settings.sync_tolerance * 1e9)
+            arrivals, gone = pairing.add(camera, arrival.stamp, arrival, tolerance)
+            self.statistics.count('unpaired', gone)
+        if arrivals is not None:
+            worker.submit(arrivals)
 
     def _publish(self, results: list[Result], headers: list[Header]) -> None:
-        outputs = self._outputs
-        for result, header in zip(results, headers, strict=True):
-            if outputs is not None:
-                outputs.publish(
-                    result, header, self._settings, lambda: self.statistics.summary().rate
-                )
+        for outputs, result, header in zip(self._outputs, results, headers, strict=False):
+            outputs.publish(result, header, self._settings, lambda: self.statistics.summary().rate)
             self._check_calibration(result)
+        for outputs, result in [*zip(self._outputs, results, strict=False)][1:]:
+            outputs.publish_stereo(headers[0], results[0], result, self._settings)
 
     def _check_calibration(self, result: Result) -> None:
         camera, size = result.frame.camera, result.features.image_size
@@ -238,7 +269,9 @@ class KeypointNode(PatientLifecycleNode):
             self._health.uncalibrated = ''
 
     def _problem(self, kind: str, sentence: str) -> None:
-        if not self.context.ok():  # the end of the process caught the worker at its work
+        if kind == 'failed':
+            time.sleep(0.1)  # the end of the process may have caught the worker at its work
+        if not self.context.ok():
             return
         self._health.last_problem = sentence.splitlines()[0]
         if kind == 'failed':
@@ -264,14 +297,12 @@ class KeypointNode(PatientLifecycleNode):
     def _look_after_health(self) -> None:
         health, now = self._health, time.monotonic()
         # Another thread may change each of them meanwhile.
-        camera, worker, pipeline, outputs = (
-            self._input, self._worker, self._pipeline, self._outputs
-        )  # fmt: skip
+        cameras, worker, pipeline = [*self._inputs], self._worker, self._pipeline
         active_since, loading = self._active_since, self._loading
         health.active = active_since is not None
         health.active_for = now - active_since if active_since is not None else 0.0
         health.enabled = self._enabled
-        health.wanted = outputs is not None and outputs.wanted()
+        health.wanted = self._wanted()
         if pipeline is not None:
             health.resets, health.refused = pipeline.resets, pipeline.problem
             if pipeline.preparing and loading is None:
@@ -281,12 +312,14 @@ class KeypointNode(PatientLifecycleNode):
         health.loading_for = now - since
         busy_since = worker.busy_since if worker is not None else None
         health.busy_for = now - busy_since if busy_since is not None else 0.0
-        if camera is not None:
+        if cameras:  # the one that has been silent for the longest
+            camera = min(cameras, key=lambda each: each.last_image or 0.0)
             last = camera.last_image
+            health.topic = camera.topic
             health.since_image = None if last is None else now - last
             health.publishers = camera.publishers()
             health.incompatible = camera.incompatible
-            health.bad_camera_info = camera.bad_camera_info
+            health.bad_camera_info = next(filter(None, (c.bad_camera_info for c in cameras)), '')
 
     # Asked for
 

@@ -17,22 +17,26 @@ from std_msgs.msg import Header, String
 
 from kp2d_core.features import Features, Float
 from kp2d_core.tracking import Tracks
-from kp2d_ros.clouds import bytes_of, new_cloud, read_points
-from kp2d_ros.overlay import Overlay, to_jpeg
+from kp2d_ros.bridge import image_message, jpeg_message
+from kp2d_ros.clouds import new_cloud, read_points
+from kp2d_ros.overlay import Overlay
 from kp2d_ros.parameters import qos_overrides
 from kp2d_ros.pipeline import Result
 from kp2d_ros.rows import (
     KEYPOINT_FIELDS,
     MATCH_DTYPE,
     NO_INDEX,
+    STEREO_DTYPE,
     Points,
     description,
     fill_keypoints,
     fill_matches,
+    fill_stereo,
     keypoint_dtype,
     match_rows,
 )
 from kp2d_ros.settings import Settings
+from kp2d_ros.stereo import StereoMatches, match_stereo
 
 
 def keypoints_to_cloud(
@@ -130,6 +134,15 @@ def matches_from_cloud(cloud: Any) -> MatchedPoints:
     return MatchedPoints(points[points['index'] != NO_INDEX], stamp)
 
 
+def stereo_to_cloud(
+    header: Header, first: Result, other: Result, matches: StereoMatches
+) -> PointCloud2:
+    """Matches between the first camera, whose header it is, and another one."""
+    cloud, points = new_cloud(header, STEREO_DTYPE, len(matches.indices))
+    cloud.is_dense = fill_stereo(points, first, other, matches)
+    return cloud
+
+
 LATCHED = QoSProfile(
     depth=1,
     reliability=ReliabilityPolicy.RELIABLE,
@@ -145,30 +158,35 @@ TOPICS: dict[str, type] = {
 
 
 class Outputs:
-    """Lifecycle publishers under relative names."""
+    """Lifecycle publishers of one camera, under relative names."""
 
-    def __init__(self, node: Any, model: str) -> None:
+    def __init__(self, node: Any, model: str, prefix: str = '', stereo: bool = False) -> None:
+        """stereo: it is one of several cameras, and not the first."""
         self._node = node
         self._model = model
+        topics = {**TOPICS, **({'stereo_matches': PointCloud2} if stereo else {})}
         # Reliable meets subscribers of both kinds; with a short queue a slow one misses frames
         # instead of lagging.
         self._publishers = {
             topic: node.create_lifecycle_publisher(
                 kind,
-                topic,
+                prefix + topic,
                 QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE),
-                qos_overriding_options=qos_overrides(node, topic, 'publisher'),
+                qos_overriding_options=qos_overrides(node, prefix + topic, 'publisher'),
             )
-            for topic, kind in TOPICS.items()
+            for topic, kind in topics.items()
         }
-        self._info = node.create_lifecycle_publisher(String, 'info', LATCHED)
+        self._info = node.create_lifecycle_publisher(String, f'{prefix}info', LATCHED)
         self._described = String()
         self._overlay = Overlay()
 
     def wanted(self, *topics: str) -> bool:
         """Whether anybody subscribes to one of the topics; without names, to any."""
+        publishers = self._publishers
         return any(
-            self._publishers[topic].get_subscription_count() > 0 for topic in topics or TOPICS
+            publishers[topic].get_subscription_count() > 0
+            for topic in topics or publishers
+            if topic in publishers
         )
 
     def publish(
@@ -203,24 +221,27 @@ class Outputs:
         if self.wanted('debug_image', 'debug_image/compressed'):
             self._publish_overlay(result, header, settings, rate())
 
+    def publish_stereo(
+        self, header: Header, first: Result, other: Result, settings: Settings
+    ) -> None:
+        if self.wanted('stereo_matches'):
+            matches = match_stereo(first, other, settings)
+            self._publishers['stereo_matches'].publish(
+                stereo_to_cloud(header, first, other, matches)
+            )
+
     def _publish_overlay(
         self, result: Result, header: Header, settings: Settings, rate: float
     ) -> None:
         tracked = int((result.tracks.ages > 0).sum()) if result.tracks is not None else 0
         caption = f'{rate:.1f} Hz  {len(result.features)} keypoints  {tracked} tracked'
         canvas = self._overlay.draw(result, caption, settings.overlay_tail)
-        height, width = canvas.shape[:2]
         if self.wanted('debug_image'):
-            image = Image(
-                header=header, height=height, width=width, encoding='rgb8', step=3 * width
-            )
-            image.data = bytes_of(canvas)
-            self._publishers['debug_image'].publish(image)
+            self._publishers['debug_image'].publish(image_message(header, canvas, 'rgb8'))
         if self.wanted('debug_image/compressed'):
-            image = CompressedImage(header=header, format='rgb8; jpeg compressed bgr8')
-            image.data = bytes_of(to_jpeg(canvas, settings.jpeg_quality))
-            self._publishers['debug_image/compressed'].publish(image)
+            message = jpeg_message(header, canvas, settings.jpeg_quality)
+            self._publishers['debug_image/compressed'].publish(message)
 
-    def destroy(self) -> None:
+    def close(self) -> None:
         for publisher in (*self._publishers.values(), self._info):
             self._node.destroy_lifecycle_publisher(publisher)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cv2
 import numpy as np
 
 from kp2d_core.camera import Camera
@@ -31,7 +32,8 @@ class Frame:
     stamp: int  # nanoseconds
     frame_id: str = ''
     camera: Camera | None = None
-    mask: Image | None = None  # keypoints are kept where it is not 0
+    mask: Image | None = None  # keypoints are kept where it is not 0; of any size
+    baseline: float = 0.0  # metres to the right of the first camera of a stereo pair
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,8 @@ class Pipeline:
     def check(self, frame: Frame, settings: Settings) -> None:
         """ValueError in a sentence if the frame cannot be used with these settings."""
         check_image(frame.image)
-        for mask in (self.mask, frame.mask):
-            if mask is not None:
-                check_mask(mask, size_of(frame.image))
+        if self.mask is not None:
+            check_mask(self.mask, size_of(frame.image))
         self.detector.check_size(
             size_of(frame.image), settings.working_size or None, settings.scales
         )
@@ -158,12 +159,16 @@ class Pipeline:
             stream.reset(reason)
 
     def _mask(self, frame: Frame) -> Image | None:
-        if self.mask is None or frame.mask is None:
-            return self.mask if frame.mask is None else frame.mask
-        return np.minimum(self.mask, frame.mask)
+        if frame.mask is None:
+            return self.mask
+        mask = frame.mask
+        if size_of(mask) != size_of(frame.image):
+            nearest = cv2.resize(mask, size_of(frame.image), interpolation=cv2.INTER_NEAREST)
+            mask = np.asarray(nearest, np.uint8)
+        return mask if self.mask is None else np.minimum(self.mask, mask)
 
     def _work(self, frames: Sequence[Frame], settings: Settings) -> Work:
-        masked = any(self._mask(frame) is not None for frame in frames)
+        masked = self.mask is not None or any(frame.mask is not None for frame in frames)
         limit = self.detector.limit(settings.max_keypoints, settings.nms_radius, masked)
         sizes = tuple(size_of(frame.image) for frame in frames)
         return Work(sizes, settings.working_size, settings.scales, limit)

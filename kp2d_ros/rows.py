@@ -15,6 +15,7 @@ from kp2d_core.features import Features, Float
 from kp2d_core.tracking import Tracks
 from kp2d_ros.pipeline import Result
 from kp2d_ros.settings import DESCRIPTOR_FORMATS, Settings
+from kp2d_ros.stereo import StereoMatches
 
 Points = NDArray[np.void]  # structured: one row a point, one name a field
 
@@ -44,6 +45,16 @@ MATCH_DTYPE = np.dtype([
     ('track_id', '<u4'),
     ('previous_sec', '<i4'), ('previous_nanosec', '<u4'),  # the previous frame's stamp
     ('inlier', '<u4'),  # 1 if it agrees with the estimated geometry
+])  # fmt: skip
+
+STEREO_DTYPE = np.dtype([
+    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),  # metres in the first camera's frame, or NaN
+    ('u', '<f4'), ('v', '<f4'),  # in the first camera's image, pixels
+    ('other_u', '<f4'), ('other_v', '<f4'),  # in this camera's image
+    ('index', '<u4'), ('other_index', '<u4'),  # rows of the two keypoint clouds
+    ('distance', '<f4'),  # of the descriptors, 0 to 2
+    ('track_id', '<u4'), ('other_track_id', '<u4'),
+    ('inlier', '<u4'),  # 1 if it agrees with the geometry
 ])  # fmt: skip
 
 
@@ -115,6 +126,26 @@ def fill_matches(
     points['track_id'] = tracks.ids[now] % NO_TRACK
     points['inlier'] = matches.inliers
     return bool(np.isfinite(points['x']).all())
+
+
+def fill_stereo(points: Points, first: Result, other: Result, matches: StereoMatches) -> bool:
+    """Fill rows of STEREO_DTYPE, one for each match; whether all of them are finite."""
+    left, right = matches.indices.T
+    points['x'], points['y'], points['z'] = matches.points.T
+    points['u'], points['v'] = first.features.keypoints[left].T
+    points['other_u'], points['other_v'] = other.features.keypoints[right].T
+    points['index'], points['other_index'] = left, right
+    points['distance'] = matches.distances
+    points['track_id'] = _track_ids(first)[left]
+    points['other_track_id'] = _track_ids(other)[right]
+    points['inlier'] = matches.inliers
+    return bool(np.isfinite(matches.points).all())
+
+
+def _track_ids(result: Result) -> NDArray[np.int64]:
+    if result.tracks is None:
+        return np.full(len(result.features), NO_TRACK)
+    return result.tracks.ids % NO_TRACK
 
 
 def description(result: Result, settings: Settings, model: str) -> str:

@@ -6,7 +6,7 @@ Without ROS: parameters.py makes ROS parameters of them, the pipeline takes them
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
@@ -18,6 +18,21 @@ from kp2d_core.verification import VERIFICATIONS
 # again after a cleanup; when the node starts.
 FRAME, CONFIGURE, START = 'any time', 'configure', 'start'
 DESCRIPTOR_FORMATS = ('float32', 'float16', 'int8', 'none')
+
+
+def check_transport(name: str) -> None:
+    if not name.replace('_', '').isalnum():
+        raise ValueError(f"image_transport must be the name of a transport, got '{name}'")
+
+
+def check_cameras(names: Sequence[str]) -> None:
+    """ValueError unless they are names of topics, each once."""
+    single = [*names] == ['']
+    valid = all(name.replace('_', '').isalnum() and name[0].isalpha() for name in names if name)
+    if not (single or (1 <= len(names) <= 8 and all(names) and valid)) or len({*names}) < len(
+        names
+    ):
+        raise ValueError(f'cameras must be up to 8 different names of topics, got {[*names]}')
 
 
 def parse_size(text: str) -> Size | None:
@@ -90,14 +105,26 @@ class Settings:
     )  # fmt: skip
     threads: int = configured(0, 'CPU threads; 0: the runtime decides.', range=(0, 256))
     # The input.
+    cameras: tuple[str, ...] = configured(
+        ('',), 'Names of the cameras, such as [left, right]: each has its topics (left/image, '
+        'left/keypoints), all are detected in at once, and what several see is matched. One empty '
+        'name: a single camera, with the topics image, keypoints.',
+        values='1 to 8 names', verify=check_cameras,
+    )  # fmt: skip
+    sync_tolerance: float = setting(
+        0.005, 'Process images of several cameras together if their stamps differ by at most this '
+        'many seconds.', range=(0.0, 1.0),
+    )  # fmt: skip
     image_size: str = configured(
         '', 'Image size to compile the model for when the node is configured, such as 640x480. '
         'Empty: take the size from camera_info, or from the first image.',
         values='WxH, or none', verify=parse_size,
     )  # fmt: skip
     image_transport: str = configured(
-        'raw', 'Subscribe to image (raw) or image/compressed.', choices=('raw', 'compressed')
-    )
+        'raw', 'Subscribe to image (raw) or image/compressed, or use the image_transport plugin '
+        'of this name, if image_transport_py is installed.',
+        values='raw, compressed, or the name of a plugin', verify=check_transport,
+    )  # fmt: skip
     image_geometry: str = configured(
         'auto', 'Whether images are raw (use K and D of camera_info) or rectified (use P); auto: '
         'rectified if the topic has a name such as image_rect.',
@@ -209,6 +236,7 @@ TABLE = {entry.name: entry for entry in entries()}
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """The settings with these values; unknown names are ignored."""
     known = {name: value for name, value in values.items() if name in TABLE}
-    if 'scales' in known:
-        known['scales'] = tuple(known['scales'])
+    for name in known:
+        if isinstance(TABLE[name].default, tuple):
+            known[name] = tuple(known[name])
     return replace(settings, **known)

@@ -68,6 +68,13 @@ class Arrival:
     arrived: float  # time.monotonic()
     camera: Camera | None
     mask: Image | None = None
+    baseline: float = 0.0
+
+    @property
+    def stamp(self) -> int:
+        """Nanoseconds."""
+        stamp = self.message.header.stamp
+        return int(stamp.sec * 10**9 + stamp.nanosec)
 
 
 class Worker:
@@ -169,10 +176,11 @@ class Worker:
         header = arrival.message.header
         frame = Frame(
             image=self._decode(arrival.message),
-            stamp=header.stamp.sec * 10**9 + header.stamp.nanosec,
+            stamp=arrival.stamp,
             frame_id=header.frame_id,
             camera=arrival.camera,
             mask=arrival.mask,
+            baseline=arrival.baseline,
         )
         self.pipeline.check(frame, settings)
         return frame

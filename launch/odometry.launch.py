@@ -16,7 +16,7 @@ SHARE = Path(get_package_share_directory('kp2d_ros'))
 
 # Arguments that are parameters of the keypoint node; empty: as the parameter file has it.
 PARAMETERS = {
-    'image_transport': ('image_transport', ('raw', 'compressed'), 'raw or compressed'),
+    'image_transport': ('image_transport', str, 'raw, compressed, or the name of a plugin'),
     'model': ('model', str, 'auto, small, v4, a .safetensors file or an exported model'),
     'runtime': ('runtime', str, 'what runs the model: auto, openvino, onnxruntime, tensorrt, ...'),
     'threads': ('threads', int, 'CPU threads of the runtime; 0: it decides'),

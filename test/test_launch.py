@@ -14,44 +14,48 @@ from kp2d_ros.startup import NODES
 
 FILE = ROOT / 'launch' / 'keypoints.launch.py'
 ODOMETRY = ROOT / 'launch' / 'odometry.launch.py'
-DOCUMENTED = (
-    'image', 'camera_info', 'namespace', 'params_file', 'image_transport', 'model', 'runtime',
-    'precision', 'threads', 'size', 'max_keypoints', 'managed', 'use_sim_time', 'camera',
-    'source', 'local', 'respawn', 'debug', 'rviz',
-)  # fmt: skip
+STEREO = ROOT / 'launch' / 'stereo.launch.py'
+SHARED = ROOT / 'kp2d_ros' / 'launching.py'
 
 
-def test_it_compiles_and_declares_what_is_documented():
+def declared_in(path: Path) -> list[str]:
     """Without launch: from its syntax tree."""
-    tree = ast.parse(FILE.read_text())
-    declared = [
+    return [
         call.args[0].value
-        for call in ast.walk(tree)
+        for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call)
         and getattr(call.func, 'id', '') == 'DeclareLaunchArgument'
         and isinstance(call.args[0], ast.Constant)
     ]
-    table = next(
-        node.value for node in tree.body
+
+
+def shared_parameters() -> ast.Dict:
+    return next(
+        node.value for node in ast.parse(SHARED.read_text()).body
         if isinstance(node, ast.Assign) and node.targets[0].id == 'PARAMETERS'
     )  # fmt: skip
-    declared += [key.value for key in table.keys]
-    assert sorted(declared) == sorted(DOCUMENTED)
+
+
+@pytest.mark.parametrize('name', ['keypoints', 'stereo'])
+def test_it_declares_what_is_documented(name):
+    declared = declared_in(ROOT / 'launch' / f'{name}.launch.py') + declared_in(SHARED)
+    declared += [key.value for key in shared_parameters().keys]
     documentation = (ROOT / 'docs' / 'node.md').read_text()
     section = documentation.split('## Launch')[1].split('\n## ')[0]
-    assert sorted(re.findall(r'^\| `(\w+)` ', section, re.MULTILINE)) == sorted(DOCUMENTED)
+    table = section.split(f'{name}.launch.py')[1].split('\n\n')
+    rows = next(part for part in table if part.startswith('| argument'))
+    documented = re.findall(r'^\| `(\w+)` ', rows, re.MULTILINE)
+    if name == 'stereo':  # the table names only what keypoints.launch.py has not
+        documented += ['respawn', 'debug', 'namespace', 'params_file']
+        documented += [key.value for key in shared_parameters().keys]
+    assert sorted(declared) == sorted(documented)
 
 
 def test_its_arguments_are_parameters_of_the_node():
     pytest.importorskip('rclpy')
     from kp2d_ros.settings import TABLE
 
-    tree = ast.parse(FILE.read_text())
-    table = next(
-        node.value for node in tree.body
-        if isinstance(node, ast.Assign) and node.targets[0].id == 'PARAMETERS'
-    )  # fmt: skip
-    for row in table.values:
+    for row in shared_parameters().values:
         name, kind, _ = row.elts
         if name.value == 'use_sim_time':  # every node has it
             continue
@@ -194,6 +198,31 @@ def test_alone_it_finds_the_camera_node_alone_in_a_namespaced_bring_up(
         running.wait_for('waiting for images on /robot/camera/image_raw')
         heard = robot.listen(PointCloud2, '/robot/kp2d/keypoints')
         robot.wait(lambda: heard, 'keypoints')
+
+
+def test_a_stereo_pair_in_a_namespace(launch, robot, domain, model, picture):
+    from robot import image_message
+    from sensor_msgs.msg import Image, PointCloud2
+
+    with launch(
+        domain, '/robot', STEREO, model=model, runtime='torch', threads=1, left='front/left/image'
+    ) as running:
+        running.wait_for('waiting for images on /robot/front/left/image')
+        images = [
+            robot.publisher(Image, topic)
+            for topic in ('/robot/front/left/image', '/robot/right/image_raw')
+        ]
+        pairs = robot.listen(PointCloud2, '/robot/kp2d/right/stereo_matches')
+        stamps = iter(range(1, 1000))
+
+        def matched() -> bool:
+            stamp = next(stamps)
+            for each in images:
+                each.publish(image_message(picture, stamp))
+            robot.spin(0.3)
+            return bool(pairs)
+
+        robot.wait(matched, 'matches between the cameras')
 
 
 def test_a_node_that_died_is_restarted(launch, robot, domain, model):

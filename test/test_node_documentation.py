@@ -11,7 +11,7 @@ pytest.importorskip('rclpy')
 from kp2d_core.image_messages import ENCODINGS
 from kp2d_ros import messages, parameters
 from kp2d_ros.camera import camera_node
-from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT, MATCH_DTYPE, keypoint_dtype
+from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT, MATCH_DTYPE, STEREO_DTYPE, keypoint_dtype
 
 NODE = (ROOT / 'docs' / 'node.md').read_text()
 MESSAGES = (ROOT / 'docs' / 'messages.md').read_text()
@@ -43,15 +43,19 @@ def rows(section: str) -> list[list[str]]:
     return [[cell.strip(' `') for cell in line.strip('|').split('|')] for line in lines[1:]]
 
 
-def test_bytes_of_matches():
-    section = MESSAGES.split('## `matches`')[1].split('\n## ')[0]
+@pytest.mark.parametrize(
+    ('topic', 'dtype'),
+    [('matches', MATCH_DTYPE), ('stereo_matches', STEREO_DTYPE)],
+)
+def test_bytes_of_matches(topic, dtype):
+    section = MESSAGES.split(f'## `{topic}`')[1].split('\n## ')[0]
     kinds = {'f': 'FLOAT32', 'u': 'UINT32', 'i': 'INT32'}
     expected = [
         [str(offset), str(kind.itemsize), name, kinds[kind.kind]]
-        for name, (kind, offset) in MATCH_DTYPE.fields.items()
+        for name, (kind, offset) in dtype.fields.items()
     ]
     assert [row[:4] for row in rows(section)] == expected
-    assert f'`point_step` is {MATCH_DTYPE.itemsize}' in section
+    assert f'`point_step` is {dtype.itemsize}' in section
 
 
 def test_bytes_of_keypoints():

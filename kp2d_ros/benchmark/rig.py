@@ -24,7 +24,7 @@ from rclpy.parameter import Parameter
 from sensor_msgs.msg import Image, PointCloud2
 from std_msgs.msg import Header
 
-from kp2d_ros.camera.camera_node import image_message
+from kp2d_ros.bridge import image_message
 from kp2d_ros.camera.moving_view import MovingView, default_photograph
 from kp2d_ros.diagnostics import STATUS_SUFFIX
 from kp2d_ros.startup import start_node

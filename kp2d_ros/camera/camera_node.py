@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import cv2
-import numpy as np
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.clock import Clock
 from rclpy.node import Node
@@ -18,12 +16,11 @@ from sensor_msgs.msg import Image as ImageMessage
 from std_msgs.msg import Header
 
 from kp2d_core.camera import read_calibration, read_out, scaled, uncalibrated_info
-from kp2d_core.images import Image, Size, resize, size_of
+from kp2d_core.images import Size, resize, size_of
+from kp2d_ros.bridge import image_message, jpeg_message
 from kp2d_ros.camera.moving_view import Picture
 from kp2d_ros.camera.sources import Damage, open_source
-from kp2d_ros.clouds import bytes_of
 from kp2d_ros.compat import ClockType
-from kp2d_ros.overlay import to_jpeg
 from kp2d_ros.process import run_node
 
 DEFAULT_RATE = 30.0
@@ -144,10 +141,7 @@ class CameraNode(Node):
         )  # fmt: skip
         self._image.publish(image_message(header, image, self._encoding))
         if self._compressed.get_subscription_count():
-            given, kept = ('mono8', 'mono8') if image.ndim == 2 else ('rgb8', 'bgr8')
-            message = CompressedImage(header=header, format=f'{given}; jpeg compressed {kept}')
-            message.data = bytes_of(to_jpeg(image, 90))
-            self._compressed.publish(message)
+            self._compressed.publish(jpeg_message(header, image, 90))
 
     def _info_of(self, picture: Picture, size: Size) -> Any:
         """The calibration of a picture that is published in this size."""
@@ -169,21 +163,6 @@ class CameraNode(Node):
         if (info.width, info.height) not in (size, (width, height)):
             self.get_logger().info(f'{sizes}: it is scaled', once=True)
         return scaled(info, size)
-
-
-def image_message(header: Header, image: Image, encoding: str) -> ImageMessage:
-    """An RGB or gray image as rgb8, bgr8 or mono8."""
-    if encoding == 'mono8' and image.ndim == 3:
-        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
-    elif encoding != 'mono8' and image.ndim == 2:
-        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
-    if encoding == 'bgr8':
-        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2BGR), np.uint8)
-    height, width = image.shape[:2]
-    message = ImageMessage(header=header, height=height, width=width, encoding=encoding)
-    message.step = width * (1 if encoding == 'mono8' else 3)
-    message.data = bytes_of(image)
-    return message
 
 
 def _floats(values: Any) -> list[float]:
