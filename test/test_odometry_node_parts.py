@@ -246,6 +246,9 @@ def health(state: State | None = None, map_number: int = 0, **values) -> Odometr
         (health(State.TRACKING, tracked_for=1.0), WARN, 'ARBITRARY'),
         (health(State.TRACKING), OK, 'scale arbitrary'),
         (health(State.TRACKING, scale='metres, as given'), OK, 'tracking, 0.0 Hz'),
+        (health(State.TRACKING, overflow=3), WARN, 'drops frames'),
+        (health(State.TRACKING, overflow=3), WARN, '(3 since the last report); tracking'),
+        (health(State.LOST, in_state_for=9.0, overflow=3), ERROR, 'call reset'),
     ],
 )  # fmt: skip
 def test_reports_say_what_to_do(found, level, sentence):

@@ -34,7 +34,7 @@ from kp2d_ros.lifecycle import FAILURE, SUCCESS, PatientLifecycleNode, logged
 from kp2d_ros.messages import LATCHED, keypoints_from_cloud
 from kp2d_ros.odometry.follower import Follower, Step
 from kp2d_ros.odometry.outputs import OdometryOutputs, TFMessage
-from kp2d_ros.odometry.report import ARBITRARY, OdometryHealth, status
+from kp2d_ros.odometry.report import ARBITRARY, SLOW, OdometryHealth, status
 from kp2d_ros.odometry.settings import ODOMETRY_TABLE, OdometrySettings, changed
 from kp2d_ros.odometry.worker import FollowerThread, Job, Pairs
 from kp2d_ros.process import run_node
@@ -205,7 +205,10 @@ class OdometryNode(PatientLifecycleNode):
             self._count('damaged')
             self._problem('damaged', 'keypoints came, but no camera_info yet')
             return
-        self._thread.submit(Job(clouds, infos, now))
+        dropped = self._thread.submit(Job(clouds, infos, now))
+        if dropped:
+            self._health.overflow += dropped
+            self.get_logger().warning(SLOW, throttle_duration_sec=QUIET)
 
     # In the thread
 
@@ -314,7 +317,7 @@ class OdometryNode(PatientLifecycleNode):
         self._diagnostics.publish(message)
         if health.active and now >= self._map_due:  # no frame has come since
             self._publish_map()
-        health.problem, health.failed = '', False
+        health.problem, health.failed, health.overflow = '', False, 0
 
     def _check(self, changes: Sequence[Any]) -> SetParametersResult:
         for change in changes:

@@ -21,6 +21,11 @@ ARBITRARY = (
     'not metres, and another map has another scale. Give camera_height, scale or a stereo pair'
 )
 
+SLOW = (
+    'odometry is slower than the keypoints and drops frames: lower the frame rate of the camera, '
+    'or working_size or max_keypoints of the keypoint node'
+)
+
 
 @dataclass
 class OdometryHealth:
@@ -41,6 +46,7 @@ class OdometryHealth:
     problem: str = ''  # of the frames since the last report
     failed: bool = False  # it was our own
     last_problem: str = ''
+    overflow: int = 0  # frames that a full queue has dropped since the last report
     frames: Counter[str] = field(default_factory=Counter)
     resets: Counter[str] = field(default_factory=Counter)
     rate: float = 0.0
@@ -65,7 +71,10 @@ def assess(health: OdometryHealth) -> tuple[bytes, str]:
         return ERROR, 'no camera_info: odometry needs a calibrated camera'
     if health.last is None:
         return OK, 'waiting for keypoints'
-    return _of_state(health, health.last)
+    level, message = _of_state(health, health.last)
+    if health.overflow:
+        return max(level, WARN), f'{SLOW} ({health.overflow} since the last report); {message}'
+    return level, message
 
 
 def _of_state(health: OdometryHealth, last: Estimate) -> tuple[bytes, str]:

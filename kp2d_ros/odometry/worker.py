@@ -45,13 +45,17 @@ class FollowerThread:
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> int:
+        """Queue a job; return how many older ones had to go for it."""
+        dropped = 0
         with self._changed:
             self._jobs.append(job)
             while len(self._jobs) > self._longest:
                 self._jobs.popleft()
                 self._count('dropped')
+                dropped += 1
             self._changed.notify()
+        return dropped
 
     def stop(self, timeout: float) -> None:
         """End after the frame in work."""
