@@ -43,7 +43,7 @@ run: $(RUNS)  ## start a camera, the keypoint node and a live page; SOURCE=film.
 	@$(BIN)/python -m kp2d_ros.demo.run $(if $(SOURCE),--source '$(SOURCE)') $(if $(TOPIC),--topic '$(TOPIC)') $(ARGS)
 
 test: $(READY)  ## run every test
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 # The tests look at a few of these examples, always the same; SEED=7 looks at others.
 SEED ?= 0

@@ -35,7 +35,7 @@ def inner_cells(rows: int, columns: int) -> NDArray[np.bool_]:
 
 FIELD_TYPES = {'variant': str, 'cross_border': bool, 'upsample': bool, 'context': bool}
 
-BEYOND_THE_PAPER = ('cell', 'context', 'saliency')
+BEYOND_THE_PAPER = ('cell', 'context', 'saliency', 'stem')
 
 # What int8 makes bytes of: weights and output, the weights alone, nothing.
 Int8 = Literal['output', 'weights', 'none']
@@ -49,6 +49,7 @@ class Layer:
     inputs: tuple[int, ...]  # channels of each map that comes in; several lie one after the other
     outputs: int
     kernel: int = 3  # pixels wide and high; padded, so that the map keeps its size
+    stride: int = 1  # 2 halves the map
     norm: bool = True  # followed by a batch norm; else it has a bias
     active: bool = True  # then a LeakyReLU
     int8: Int8 = 'output'
@@ -57,6 +58,10 @@ class Layer:
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
         return self.outputs, sum(self.inputs), self.kernel, self.kernel
+
+    @property
+    def padding(self) -> int:
+        return (self.kernel - self.stride) // 2
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Architecture:
     cell: int = 8  # one keypoint per cell x cell pixels; 4: all heads share a decoder at 1/4
     context: bool = False  # a fifth block, at 1/16 of the resolution
     saliency: int = 0  # channels of the stage that refines locations at full resolution; 0: none
+    stem: int = 1  # 2: the first block is at half the resolution, and a third of the time is saved
 
     def __post_init__(self) -> None:
         for name in ('width', 'descriptor_size'):
@@ -84,6 +90,8 @@ class Architecture:
         whole(self.saliency, 'saliency', least=0, most=256)
         if whole(self.cell, 'cell') not in (4, CELL):
             raise ValueError(f'cell must be 4 or {CELL}, got {shown(self.cell)}')
+        if whole(self.stem, 'stem') not in (1, 2):
+            raise ValueError(f'stem must be 1 or 2, got {shown(self.stem)}')
         if self.cell < CELL and not self.upsample:
             raise ValueError('cells of 4 px need upsample: their heads are at 1/4')
 
@@ -122,8 +130,10 @@ class Architecture:
         written twice, in networks/keypoint_net.py and in export/graph.py.
         """
         c1, c2, c3, c4 = self.channels
+        # With stride 2, a kernel of 4 lies symmetrically over the two pixels of each texel.
+        first = Layer('conv1a', (3,), c1, kernel=2 + self.stem, stride=self.stem)
         encoder = (
-            Layer('conv1a', (3,), c1), Layer('conv1b', (c1,), c1),
+            first, Layer('conv1b', (c1,), c1),
             Layer('conv2a', (c1,), c2), Layer('conv2b', (c2,), c2),
             Layer('conv3a', (c2,), c3), Layer('conv3b', (c3,), c3),
             Layer('conv4a', (c3,), c4), Layer('conv4b', (c4,), c4),
@@ -170,8 +180,9 @@ class Architecture:
         if not self.saliency:
             return ()
         return (
-            Layer('convSa', (c1,), self.saliency), _last('convSb', self.saliency, 1, 'weights'),
-            # Of the second block: 4 values a texel, one for each of its pixels.
+            # At half the resolution: 4 values a texel, one for each of its pixels.
+            Layer('convSa', (c1,), self.saliency),
+            _last('convSb', self.saliency, self.stem**2, 'weights'),
             _last('convSc', c2, 4, 'weights'),
         )  # fmt: skip
 
@@ -226,5 +237,7 @@ VARIANTS: dict[str, Architecture] = {
     'small': Architecture(
         'small', width=16, descriptor_size=128, cell=4, context=True, saliency=8
     ),
-    'fast': Architecture('fast', width=8, descriptor_size=64, cell=4, context=True, saliency=8),
+    'fast': Architecture(
+        'fast', width=8, descriptor_size=64, cell=4, context=True, saliency=8, stem=2
+    ),
 }

@@ -82,7 +82,7 @@ class NetworkWriter:
         self.scales: dict[str, str] = {}  # int8 tensor -> the scale of its codes
 
     def write(self, dense: bool) -> ModelProto:
-        full, half, skip, trunk = self.encode(self.enter())
+        early, half, skip, trunk = self.encode(self.enter())
         if self.architecture.cell == CELL:
             scores, shifts = (self.head(f'conv{h}a', f'conv{h}b', trunk) for h in 'DP')
             features = self.convolve('convFaa', self.descriptor_features(trunk, skip))
@@ -94,7 +94,7 @@ class NetworkWriter:
                 'Split', [found, self.writer.indices('head_parts', [1, 2, 1])],
                 ['score_logits', 'shift_map', 'log_sigma'], axis=1,
             )  # fmt: skip
-        self.find_keypoints(scores, shifts, log_sigma, (full, half))
+        self.find_keypoints(scores, shifts, log_sigma, (early, half))
         self.describe(features, dense)
 
         profile = self.profile
@@ -134,11 +134,12 @@ class NetworkWriter:
         return w.add('DequantizeLinear', [x, scale, zero], 'input.real')
 
     def encode(self, x: str) -> tuple[str, str, str, str]:
-        """Features at 1, 1/2, 1/4 and 1/8 of the resolution."""
-        full = self.convolve('conv1b', self.convolve('conv1a', x))
-        half = self.convolve('conv2b', self.convolve('conv2a', self.pool(full)))
+        """Features at 1 (or 1/2), 1/2, 1/4 and 1/8 of the resolution."""
+        early = self.convolve('conv1b', self.convolve('conv1a', x))
+        x = early if self.architecture.stem == 2 else self.pool(early)
+        half = self.convolve('conv2b', self.convolve('conv2a', x))
         skip = self.convolve('conv3b', self.convolve('conv3a', self.pool(half)))
-        return full, half, skip, self.convolve('conv4b', self.convolve('conv4a', self.pool(skip)))
+        return early, half, skip, self.convolve('conv4b', self.convolve('conv4a', self.pool(skip)))
 
     def pool(self, x: str) -> str:
         """Half the size, rounded up where a side is odd."""
@@ -170,8 +171,10 @@ class NetworkWriter:
         w, layer = self.writer, self.layers[name]
         weight = self.weight(name)
         bias = w.constant(f'{name}.bias', self.convolutions[name].bias.astype(self.dtype))
-        kernel, pad = [layer.kernel] * 2, [layer.kernel // 2] * 4
-        x = w.add('Conv', [self.real(x), weight, bias], name, kernel_shape=kernel, pads=pad)
+        x = w.add(
+            'Conv', [self.real(x), weight, bias], name, kernel_shape=[layer.kernel] * 2,
+            pads=[layer.padding] * 4, strides=[layer.stride] * 2,
+        )  # fmt: skip
         if layer.active:
             x = w.add('LeakyRelu', [x], f'{name}.active', alpha=LEAKY_SLOPE)
         if self.ranges is not None and layer.int8 == 'output':
@@ -274,13 +277,17 @@ class NetworkWriter:
             x = w.add('Clip', [x, w.scalar('least', low), w.scalar('most', high)], 'log_sigmas')
             w.add('Exp', [x], 'sigmas')
 
-    def saliency(self, full: str, half: str) -> str:
+    def saliency(self, early: str, half: str) -> str:
         """(B, 1, H, W) as float32."""
         w = self.writer
-        fine = self.convolve('convSb', self.convolve('convSa', full))
+        fine = self.convolve('convSb', self.convolve('convSa', early))
         coarse = self.convolve('convSc', half)
-        coarse = w.add('DepthToSpace', [coarse], 'coarse_saliency', blocksize=2, mode='CRD')
-        return w.cast(w.add('Add', [fine, coarse], 'both_saliencies'), np.float32, 'saliency')
+        if self.architecture.stem == 1:
+            coarse = w.add('DepthToSpace', [coarse], 'coarse_saliency', blocksize=2, mode='CRD')
+        x = w.add('Add', [fine, coarse], 'both_saliencies')
+        if self.architecture.stem == 2:
+            x = w.add('DepthToSpace', [x], 'fine_saliency', blocksize=2, mode='CRD')
+        return w.cast(x, np.float32, 'saliency')
 
     def descriptor_features(self, trunk: str, skip: str) -> str:
         """The descriptor head but for its last two layers."""

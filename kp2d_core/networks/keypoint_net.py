@@ -71,7 +71,7 @@ class KeyPointNet(nn.Module):
     def forward(self, images: Tensor) -> Maps:
         if images.shape[-2] % CELL or images.shape[-1] % CELL:
             raise ValueError(f'height and width must be multiples of {CELL}: {images.shape[-2:]}')
-        full, half, skip, trunk = self.encode(images)
+        early, half, skip, trunk = self.encode(images)
         if self.architecture.cell == CELL:
             scores, coarse = self.score_head(trunk), self.location_head(trunk)
             descriptors, sigma = self.descriptor_head(trunk, skip), torch.ones_like(scores)
@@ -80,16 +80,17 @@ class KeyPointNet(nn.Module):
         keypoints = coarse
         if self.architecture.saliency:
             points = coarse.flatten(2).transpose(1, 2)
-            points = refine(self.saliency(full, half).float(), points)
+            points = refine(self.saliency(early, half).float(), points)
             keypoints = points.transpose(1, 2).unflatten(2, coarse.shape[2:])
         return Maps(scores, keypoints, descriptors, coarse, sigma)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The features of the four blocks, at 1, 1/2, 1/4 and 1/8 of the resolution."""
-        full = self.block('conv1a', 'conv1b', images)
-        half = self.block('conv2a', 'conv2b', F.max_pool2d(full, 2))
+        """The features of the four blocks, at 1 (or 1/2), 1/2, 1/4 and 1/8 of the resolution."""
+        early = self.block('conv1a', 'conv1b', images)
+        x = early if self.architecture.stem == 2 else F.max_pool2d(early, 2)
+        half = self.block('conv2a', 'conv2b', x)
         skip = self.block('conv3a', 'conv3b', F.max_pool2d(half, 2))
-        return full, half, skip, self.block('conv4a', 'conv4b', F.max_pool2d(skip, 2))
+        return early, half, skip, self.block('conv4a', 'conv4b', F.max_pool2d(skip, 2))
 
     def shared_heads(self, trunk: Tensor, skip: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Scores, locations, descriptors and sigma out of one decoder."""
@@ -112,10 +113,13 @@ class KeyPointNet(nn.Module):
             found[:, 3:].clamp(*LOG_SIGMA_RANGE).exp(),
         )
 
-    def saliency(self, full: Tensor, half: Tensor) -> Tensor:
+    def saliency(self, early: Tensor, half: Tensor) -> Tensor:
         """(B, 1, H, W): where, to the pixel, there is something to be found again."""
-        coarse = F.pixel_shuffle(self.convolve('convSc', half), 2)
-        return self.convolve('convSb', self.convolve('convSa', full)) + coarse
+        fine = self.convolve('convSb', self.convolve('convSa', early))
+        coarse = self.convolve('convSc', half)
+        if self.architecture.stem == 2:
+            return F.pixel_shuffle(fine + coarse, 2)
+        return fine + F.pixel_shuffle(coarse, 2)
 
     def score_head(self, trunk: Tensor) -> Tensor:
         x = self.dropout(self.convolve('convDa', trunk))
@@ -153,9 +157,7 @@ class KeyPointNet(nn.Module):
 
 def convolution(layer: Layer) -> nn.Module:
     outputs, inputs, kernel, _ = layer.weight_shape
-    if not layer.norm:
-        return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(outputs),
+    convolution = nn.Conv2d(
+        inputs, outputs, kernel, layer.stride, layer.padding, bias=not layer.norm
     )
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs)) if layer.norm else convolution

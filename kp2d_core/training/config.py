@@ -35,6 +35,7 @@ class NetworkConfig:
     cell: int = CELL
     context: bool = False
     saliency: int = 0
+    stem: int = 1
     dropout: float = 0.2
 
     def architecture(self) -> Architecture:
