@@ -96,3 +96,10 @@ def test_package_xml_declares_every_import_of_the_nodes():
     outside -= {'PIL'}  # for kp2d_ros.demo.film alone, which no robot runs
     undeclared = {rosdep_names.get(name, name) for name in outside} - declared
     assert not undeclared
+
+
+def test_evo_is_for_tests_only():
+    """It is GPL, which our licence is not."""
+    for package in ('kp2d_core', 'kp2d_ros'):
+        for path in (ROOT / package).rglob('*.py'):
+            assert 'evo' not in imported_names(path), path
