@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,14 +38,20 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
     if signals:  # it came before rclpy listened
         rclpy.utilities.try_shutdown()
     node, executor, code = None, None, 0
+
+    def finish(finished: Any) -> None:
+        nonlocal code
+        code = finished.result()
+        rclpy.utilities.try_shutdown()
+
     threading.Thread(target=lambda: _leave_after_shutdown(lambda: code), daemon=True).start()
     try:
         node = make_node()
         executor = SingleThreadedExecutor()
         executor.add_node(node)
-        executor.spin_until_future_complete(node.finished)
-        if node.finished.done():
-            code = node.finished.result()
+        node.finished.add_done_callback(finish)
+        # Not spin_until_future_complete: it leaves a callback behind whenever it was woken.
+        executor.spin()
     except (ValueError, FileError) as error:
         print(error, file=sys.stderr)
         code = 2
@@ -55,7 +62,7 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
     except Exception:  # among them ExternalShutdownException, and what the end cut short
         if rclpy.utilities.ok():
             code = 1
-            raise
+            traceback.print_exc()  # at once: the end may come before the interpreter says it
     finally:
         if executor is not None:
             executor.shutdown(0)

@@ -135,10 +135,10 @@ class Worker:
             try:
                 self._work(arrivals)
             except Exception as error:  # whatever it is, the next frame has its chance
-                self._statistics.count('failed', len(arrivals))
-                self._problem(
+                self._problem(  # before it counts: whoever sees the count can name the reason
                     'failed', f'{type(error).__name__}: {error}\n{traceback.format_exc()}'
                 )
+                self._statistics.count('failed', len(arrivals))
             self.busy_since = None
 
     def _work(self, arrivals: Sequence[Arrival]) -> None:
@@ -150,8 +150,8 @@ class Worker:
         try:
             frames = [self._frame(arrival, settings) for arrival in arrivals]
         except ValueError as error:
-            self._statistics.count('damaged', len(arrivals))
             self._problem('damaged', str(error))
+            self._statistics.count('damaged', len(arrivals))
             return
         decoded = time.monotonic()
         results = self.pipeline.process_all(frames, settings)

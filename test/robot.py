@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,6 +43,8 @@ def new_domain() -> int:
 class Process:
     """A child process whose output can be waited for. Ended at the latest on leaving the block."""
 
+    running: ClassVar[list[Process]] = []
+
     def __init__(self, log: Path, *command: str, domain: int, **environment: str) -> None:
         self.log = log
         path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]).rstrip(os.pathsep)
@@ -63,9 +65,11 @@ class Process:
         )
 
     def __enter__(self) -> Process:
+        self.running.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.running.remove(self)
         self.stop()
 
     @property
@@ -97,6 +101,11 @@ class Process:
         return self.process.returncode, time.monotonic() - began
 
 
+def _last_words() -> str:
+    """Of the processes that run, or should."""
+    return '\n'.join(f'{p.process.poll()} {p.output[-2000:]}' for p in Process.running)
+
+
 def keypoint_node(log: Path, domain: int, model: Path, *arguments: str, **values: Any) -> Process:
     """A keypoint node; `values` are parameters, `arguments` anything else after --ros-args."""
     parameters = {'model': model, 'runtime': 'torch', 'threads': 1, 'diagnostics_period': 0.2}
@@ -118,6 +127,7 @@ class Robot:
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
         self._status: dict[str, Any] = {}
+        self._clients: dict[str, Any] = {}
         self.node.create_subscription(DiagnosticArray, '/diagnostics', self._diagnosed, 10)
 
     def close(self) -> None:
@@ -133,7 +143,7 @@ class Robot:
         """Spin until the condition holds; its value."""
         end = time.monotonic() + timeout
         while not (result := condition()):
-            assert time.monotonic() < end, f'waited in vain for {what}'
+            assert time.monotonic() < end, f'waited in vain for {what}\n{_last_words()}'
             self.executor.spin_once(timeout_sec=0.02)
         return result
 
@@ -156,16 +166,40 @@ class Robot:
         self.wait(publisher.get_subscription_count, f'a subscriber of {topic}')
         return publisher
 
+    def ask(self, kind: type, name: str, request: Any) -> Any:
+        """A future of the answer."""
+        if name not in self._clients:
+            self._clients[name] = self.node.create_client(kind, name)
+            assert self._clients[name].wait_for_service(PATIENCE), f'no service {name}'
+            self._wait_to_be_found(name)
+        return self._clients[name].call_async(request)
+
     def call(self, kind: type, name: str, request: Any) -> Any:
-        client = self.node.create_client(kind, name)
-        try:
-            assert client.wait_for_service(PATIENCE), f'no service {name}'
-            self.spin(0.1)  # an answer is lost if the other side has not found the client yet
-            future = client.call_async(request)
-            self.wait(future.done, f'an answer of {name}')
-            return future.result()
-        finally:
-            self.node.destroy_client(client)
+        future = self.ask(kind, name, request)
+        self.wait(future.done, f'an answer of {name}')
+        return future.result()
+
+    def _wait_to_be_found(self, service: str) -> None:
+        """Until a node has found the client of its service: before, its answers would be lost.
+
+        A node finds what is made here in the order of making: once a subscription hears it, it
+        has found what was made before.
+        """
+
+        def provider() -> str:
+            for name, namespace in self.node.get_node_names_and_namespaces():
+                offered = self.node.get_service_names_and_types_by_node(name, namespace)
+                if service in dict(offered):
+                    return f'{namespace}/{name}:'.lstrip('/')
+            return ''
+
+        node = self.wait(provider, f'who offers {service}')
+        heard: list[str] = []
+        subscription = self.node.create_subscription(
+            DiagnosticArray, '/diagnostics', lambda m: heard.extend(s.name for s in m.status), 10
+        )
+        self.wait(lambda: any(name.startswith(node) for name in heard), f'a word of {node}')
+        self.node.destroy_subscription(subscription)
 
     def status(self, name: str = 'kp2d/keypoint_node', fresh: bool = True) -> Any:
         """The next diagnostic status of a node."""

@@ -48,10 +48,7 @@ def node(domain, model):
 
 def change(robot, number: int):
     request = ChangeState.Request(transition=Transition(id=number))
-    client = robot.node.create_client(ChangeState, f'{NODE}/change_state')
-    assert client.wait_for_service(30)
-    robot.spin(0.1)
-    return client.call_async(request)
+    return robot.ask(ChangeState, f'{NODE}/change_state', request)
 
 
 def done(robot, future, what: str) -> bool:
