@@ -4,7 +4,8 @@ Such a file is a torch pickle of {'state_dict': tensors, 'config': yacs CfgNode}
 zip format (torch >= 1.6) or in the older stream format. The pickle machine runs here with a table
 of the few names such a file needs, each bound to something inert of ours: no name is ever
 imported, and any other name refuses the file. Nor does it unfold into more than it is: torch does
-not compress, so all tensors together are smaller than the file.
+not compress, so all tensors together are smaller than the file; and what the pickle builds is
+counted before the machine runs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from kp2d_core.errors import FileError
 from kp2d_core.files import read_file
 
 LARGEST_FILE = 1 << 30  # bytes; the authors' have 22 MB
+MOST_STEPS = 50_000  # of a pickle; the authors' have a few thousand
+LARGEST_TUPLE = 200  # values, those of the tuples inside it too
 _STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 _STREAM_PROTOCOL = 1001
 _STORAGE_TYPES: dict[str, str] = {
@@ -108,6 +111,8 @@ class _Tensor:
 
 
 def _parameter(tensor: _Tensor, *_: Any) -> _Tensor:
+    if not isinstance(tensor, _Tensor):
+        raise FileError('a parameter has no tensor')
     return tensor
 
 
@@ -145,16 +150,78 @@ def _no_storage(_: Any) -> NoReturn:
     raise FileError('there is a tensor where none belongs')
 
 
+# What torch writes, with the strings of Python 2 too. PUT and GET have three forms each.
+_STEPS = frozenset(
+    'PROTO FRAME MARK STOP GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD BINPERSID NONE NEWTRUE NEWFALSE '
+    'INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE '
+    'BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 '
+    'EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS EMPTY_SET ADDITEMS '
+    'PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET'.split()
+)
+_IN_PLACE = frozenset('APPEND APPENDS SETITEM SETITEMS ADDITEMS BUILD'.split())
+_NAME = 0  # the size of a name on the stack: it holds nothing, and nothing may be set in it
+
+
 def _load(file: io.BytesIO, load_storage: Callable[[Any], _Storage]) -> Any:
-    """The next pickle in the file. Memory is taken for the number that a pickle gives an object,
-    whether or not there are so many: 12 bytes of it can take gigabytes.
-    """
+    """The next pickle in the file."""
     begin = file.tell()
-    for count, (opcode, number, _) in enumerate(pickletools.genops(file)):
-        if opcode.name.endswith('PUT') and int(number or 0) > count:
-            raise FileError('its objects are not numbered one after the other')
+    _check_steps(file)
     file.seek(begin)
     return _Unpickler(file, load_storage).load()
+
+
+def _check_steps(file: io.BytesIO) -> None:
+    """Refuse a pickle that takes more memory or time than a checkpoint's, without running it.
+
+    Memory is taken for the number that a pickle gives an object, whether or not there are so
+    many: 12 bytes of it can take gigabytes. And a key is hashed with all that it holds: a tuple
+    that holds another twice, which holds another twice, takes years at 40 levels. So the sizes of
+    the objects on the stack are followed here.
+    """
+    stack: list[int | None] = []  # None is a mark
+    memo: dict[int, int | None] = {}
+    for count, (opcode, value, _) in enumerate(pickletools.genops(file)):
+        name = opcode.name
+        if name not in _STEPS:
+            raise FileError(f'it has a {name}, which no checkpoint needs: refused as unsafe')
+        if count == MOST_STEPS:
+            raise FileError(f'it takes more than {MOST_STEPS} steps to read')
+        if name == 'MEMOIZE' or name.endswith('PUT'):
+            number = len(memo) if name == 'MEMOIZE' else int(value or 0)
+            if not 0 <= number <= count:
+                raise FileError('its objects are not numbered one after the other')
+            memo[number] = stack[-1]
+        elif name.endswith('GET'):
+            stack.append(memo[int(value or 0)])
+        elif name == 'MARK':
+            stack.append(None)
+        else:
+            _step(stack, opcode)
+
+
+def _step(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> None:
+    """Replace the sizes of what the step takes from the stack by that of what it leaves there."""
+    before = len(opcode.stack_before)
+    taken: list[int | None] = []
+    if pickletools.markobject in opcode.stack_before:
+        while (size := stack.pop()) is not None:
+            taken.append(size)
+        before -= 2  # the mark and what stands above it
+    taken += [stack.pop() for _ in range(before)]
+    if not opcode.stack_after:
+        return
+    size = 1
+    if opcode.name.startswith('TUPLE'):
+        size += sum(each or 1 for each in taken)
+        if size > LARGEST_TUPLE:
+            raise FileError(f'it has a tuple of more than {LARGEST_TUPLE} values')
+    elif opcode.name.endswith('GLOBAL'):
+        size = _NAME
+    elif opcode.name in _IN_PLACE:  # the last one taken is what is changed
+        size = taken[-1] or 0
+        if size == _NAME:
+            raise FileError('it changes a name, which no checkpoint needs: refused as unsafe')
+    stack.append(size)
 
 
 def _read(data: bytes) -> Any:

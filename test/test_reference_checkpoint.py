@@ -249,3 +249,35 @@ def test_what_a_file_calls_its_network_is_told_in_a_line(tmp_path):
     with pytest.raises(FileError, match='only KeypointNet can be imported') as error:
         read_reference_checkpoint(path)
     assert len(str(error.value)) < 1000
+
+
+def nested_twice(depth: int) -> bytes:
+    """A tuple that holds another twice, and so on: 2**depth values to hash, 6 bytes a level."""
+    levels = b''.join(b'q' + bytes([n]) + b'h' + bytes([n]) + b'\x86' for n in range(depth))
+    return b')' + levels
+
+
+@pytest.mark.parametrize(
+    ('pickled', 'message'),
+    [
+        (b'}' + nested_twice(60) + b'Ns.', 'a tuple of more than 200 values'),  # a key
+        (b'}' + nested_twice(60) + b'Q.', 'a tuple of more than 200 values'),  # a tensor's name
+        (b'c__builtin__\nset\n]' + nested_twice(60) + b'a\x85R.', 'a tuple of more than 200'),
+        (b'ctorch._utils\n_rebuild_parameter\n)\x85R.', 'a parameter has no tensor'),
+        (b'0' * 10 + b'.', 'it has a POP'),
+        (b'N2.', 'it has a DUP'),
+        (b'K\x01' * 60_000 + b'.', 'it takes more than 50000 steps'),
+        (b'ctorch._utils\n_rebuild_tensor_v2\nN}X\x05\0\0\0countNs\x86b.', 'it changes a name'),
+        (b']' * 20_000 + b'a' * 19_999 + b'.', "no 'state_dict'"),  # deep, but only once
+        (b'h\x07.', 'it is damaged'),
+        (b'a.', 'it is damaged'),
+    ],
+    ids='key persistent set parameter pop dup steps name deep memo empty'.split(),
+)
+def test_a_pickle_that_builds_more_than_a_checkpoint_is_refused(tmp_path, pickled, message):
+    """The first three were hashed for years; the one that changes a name spoilt the next file."""
+    path = tmp_path / 'bomb.ckpt'
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('archive/data.pkl', b'\x80\x02' + pickled)
+    with pytest.raises(FileError, match=message):
+        read_reference_checkpoint(path)
