@@ -9,10 +9,10 @@ from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise, sample_descriptors
 
 images = torch.stack([torch.from_numpy(image[:128, :160]) for image in (astronaut(), coffee())])
-network = KeyPointNet.from_pretrained('small').train()
+network = KeyPointNet.from_pretrained('small')  # in eval mode: dropout would drown so small a step
 optimizer = torch.optim.AdamW(network.parameters(), 1e-4)
-for step in range(5):
-    dark = (images * 0.4).to(torch.uint8)
+for step in range(10):
+    dark = (images * 0.1).to(torch.uint8)
     bright, dim = network(normalise(images)), network(normalise(dark))
     points = bright.keypoints.flatten(2).transpose(1, 2).detach()  # (B, N, 2), pixels
     first, second = (sample_descriptors(m.descriptors, points, (128, 160)) for m in (bright, dim))

@@ -34,7 +34,10 @@ def compared(tmp_path_factory):
         if subprocess.run(has, env=environment, capture_output=True, timeout=60).returncode == 0:
             break
     else:
-        pytest.skip('no Python here has cv_bridge')
+        pytest.skip(
+            'no Python here has cv_bridge: it has no wheel and comes with ROS or with the '
+            'package python3-cv-bridge of Debian and Ubuntu'
+        )
     result = subprocess.run(
         [python, str(ROOT / 'test' / 'cv_bridge_parity.py')],
         env=environment, capture_output=True, text=True, timeout=120, check=True,
