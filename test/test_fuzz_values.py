@@ -26,6 +26,8 @@ from kp2d_core.features import select, suppress_neighbours
 from kp2d_core.odometry import Odometry
 from kp2d_core.verification import VERIFICATIONS
 
+pytestmark = pytest.mark.filterwarnings('error::RuntimeWarning')
+
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
