@@ -16,6 +16,9 @@ from kp2d_core.odometry.adjustment import Problem
 from kp2d_core.odometry.geometry import Bools, Ints, Matrix, transform
 from kp2d_core.odometry.pose import Sight
 
+FEWEST = 4096  # points that there is room for
+COLUMNS = ('positions', 'descriptors', 'alive', 'born', 'expected', 'found', 'seen_before')
+
 
 @dataclass(frozen=True)
 class Rig:
@@ -58,6 +61,12 @@ class Frame:
     def __len__(self) -> int:
         return len(self.seen)
 
+    def strip(self) -> None:
+        """Keep nothing but the pose."""
+        self.features = self.features[np.empty(0, np.intp)]
+        self.seen, self.weight = np.empty((0, 2)), np.empty(0)
+        self.camera, self.points = np.empty(0, np.int64), np.empty(0, np.int64)
+
 
 def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int) -> Frame:
     """Without a pose yet."""
@@ -84,7 +93,7 @@ def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int)
 
 @dataclass
 class Map:
-    """Keyframes and points. A point's number never changes; those that went are not `alive`."""
+    """Keyframes and points. A point that went is not `alive`, and `compact` fills its place."""
 
     rig: Rig
     number: int = 0
@@ -96,30 +105,47 @@ class Map:
     born: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # keyframe that made it
     expected: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # frames that should see
     found: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # frames that did
+    # Keyframes that saw it and were thinned out since.
+    seen_before: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def add_points(self, positions: Matrix, descriptors: Float, keyframe: int) -> Ints:
         """Their numbers."""
         needed = self.count + len(positions)
         if needed > len(self.alive):
-            self._grow(max(needed, 2 * len(self.alive), 4096), descriptors.shape[1])
+            self._grow(max(needed, 2 * len(self.alive), FEWEST), descriptors.shape[1])
         numbers = np.arange(self.count, needed)
         self.positions[numbers], self.descriptors[numbers] = positions, descriptors
         self.alive[numbers], self.born[numbers] = True, keyframe
         self.expected[numbers] = self.found[numbers] = 1
+        self.seen_before[numbers] = 0
         self.count = needed
         return numbers
 
     def _grow(self, size: int, dimensions: int) -> None:
-        def grown(old: NDArray[Any], *shape: int) -> NDArray[Any]:
-            new = np.zeros((size, *shape), old.dtype)
-            if self.count:
-                new[: self.count] = old[: self.count]
+        if not self.count:
+            self.positions = np.empty((0, 3))
+            self.descriptors = np.empty((0, dimensions), np.float32)
+        self._resize(np.arange(self.count), size)
+
+    def compact(self) -> None:
+        """Give the memory of dead points back. The others get new numbers."""
+        kept = np.flatnonzero(self.alive[: self.count])
+        place = np.full(self.count, -1)
+        place[kept] = np.arange(len(kept))
+        for frame in self.keyframes:
+            known = frame.points >= 0
+            frame.points[known] = place[frame.points[known]]
+        self._resize(kept, max(2 * len(kept), FEWEST))
+        self.count = len(kept)
+
+    def _resize(self, kept: Ints, size: int) -> None:
+        def resized(old: NDArray[Any]) -> NDArray[Any]:
+            new = np.zeros((size, *old.shape[1:]), old.dtype)
+            new[: len(kept)] = old[kept]
             return new
 
-        self.positions = grown(self.positions, 3)
-        self.descriptors = grown(self.descriptors, dimensions)
-        self.alive, self.born = grown(self.alive), grown(self.born)
-        self.expected, self.found = grown(self.expected), grown(self.found)
+        for name in COLUMNS:
+            setattr(self, name, resized(getattr(self, name)))
 
     def drop_points(self, numbers: Ints) -> None:
         """Forget points, and who saw them."""
@@ -143,6 +169,7 @@ class Map:
                 frame.points[row] = -1 if twice.any() else point
         self.found[new] += self.found[old]
         self.expected[new] += self.expected[old]
+        self.seen_before[new] += self.seen_before[old]
         self.alive[old] = False
 
     def times_seen(self) -> Ints:

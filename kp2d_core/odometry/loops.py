@@ -50,6 +50,8 @@ def find_loops(
     """Within a map (given twice) or between two."""
     retrieval = Retrieval()
     loops: list[Loop] = []
+    if not first.keyframes:
+        return loops
     for frame in first.keyframes:
         retrieval.add(frame.index, _own(frame))
     order = {frame.index: i for i, frame in enumerate(first.keyframes)}

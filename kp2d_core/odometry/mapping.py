@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kp2d_core.odometry.adjustment import adjust, residuals
-from kp2d_core.odometry.frames import Frame, Map
+from kp2d_core.odometry.frames import FEWEST, Frame, Map
 from kp2d_core.odometry.geometry import (
     Ints,
     invert,
@@ -22,6 +22,7 @@ PARTNERS = 4  # keyframes that a new one makes points with
 SHARED = 15  # points that make two keyframes neighbours
 TRIED = 5  # keyframes after which a point must have been seen often enough
 RARELY = 0.25  # share of the frames that should see a point; seen in fewer, it goes
+ALIVE = 0.6  # share of the points below which the room of the dead ones is given back
 
 
 def add_keyframe(world: Map, frame: Frame, settings: Settings) -> None:
@@ -37,7 +38,7 @@ def add_keyframe(world: Map, frame: Frame, settings: Settings) -> None:
     for other in near[:PARTNERS]:
         look_again(world, other, frame, settings)
     adjust_locally(world, frame, settings)
-    forget(world, settings)
+    forget(world)
 
 
 def neighbours(world: Map, frame: Frame, count: int) -> list[Frame]:
@@ -155,6 +156,8 @@ def adjust_frames(
     problem, numbers = world.problem(frames, fixed)
     if not len(problem.frame):
         return 0.0
+    # What hardly anything ties to the others would go anywhere.
+    problem.fixed |= np.bincount(problem.frame, minlength=len(frames)) < SHARED
     cost = adjust(problem, steps, settings.robust)
     for frame, pose in zip(moving, problem.poses, strict=False):
         frame.pose = pose
@@ -181,19 +184,16 @@ def _drop_single(world: Map, numbers: Ints) -> None:
         world.drop_points(numbers[few])
 
 
-def forget(world: Map, settings: Settings) -> None:
-    """Drop young points that are seen too rarely, and the oldest keyframes of a map too large."""
+def forget(world: Map) -> None:
+    """Drop points that are seen too rarely once they were tried, and the room of dead ones."""
     if len(world.keyframes) > TRIED:
         since = world.keyframes[-TRIED].index
         alive = np.flatnonzero(world.alive[: world.count])
         seldom = world.found[alive] < RARELY * world.expected[alive]
         tried = world.born[alive] <= since
-        poor = tried & (world.times_seen()[alive] < 3)
+        poor = tried & (world.times_seen()[alive] + world.seen_before[alive] < 3)
         drop = alive[(seldom & tried) | poor]
         if len(drop):
             world.drop_points(drop)
-    if len(world.keyframes) > settings.max_keyframes:
-        world.keyframes.pop(0)
-        single = np.flatnonzero(world.alive[: world.count] & (world.times_seen() < 1))
-        if len(single):
-            world.drop_points(single)
+    if world.count > FEWEST and world.alive[: world.count].mean() < ALIVE:
+        world.compact()

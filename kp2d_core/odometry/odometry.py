@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -19,8 +20,11 @@ from kp2d_core.odometry.mapping import add_keyframe, adjust_frames, depth_of
 from kp2d_core.odometry.retrieval import Retrieval
 from kp2d_core.odometry.settings import Settings
 from kp2d_core.odometry.start import Starter, start_from_rig
+from kp2d_core.odometry.thinning import inherited, thin_out
 from kp2d_core.odometry.tracking import Fit, relocalise, track
 from kp2d_core.threads import one_blas_thread
+
+MOST_PLACED = 100_000  # frames whose poses are kept: an hour; beyond, every second of old ones
 
 
 class State(str, Enum):
@@ -50,7 +54,7 @@ class Estimate:
     keyframe: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Placed:
     """A frame by the keyframe it was tracked against, which the adjustment moves later."""
 
@@ -87,6 +91,7 @@ class Odometry:
         self.world: Map | None = None  # the map of now
         self.placed: list[Placed] = []  # frames with a pose, in the order of time
         self._count = 0
+        self._begun = 0  # maps so far
         self._length: int | None = None  # of the descriptors
         self._lost_for = 0
         self._starter = self._new_starter()
@@ -95,6 +100,7 @@ class Odometry:
         self._last: Frame | None = None  # the last frame with a pose
         self._motion = np.eye(4)  # of the last frame from the one before
         self._most = 0  # points that a frame saw since the last keyframe
+        self._beside: dict[int, list[Placed]] = {}  # by the keyframe's number, while it finishes
 
     def _new_starter(self) -> Starter:
         return Starter(self.rig, self.settings, self._random)
@@ -147,7 +153,7 @@ class Odometry:
         if world is None:
             number = 0 if self.world is None else self.world.number
             return Estimate(frame.stamp, otherwise, None, number)
-        world.number = len(self.maps)
+        world.number, self._begun = self._begun, self._begun + 1
         self.maps.append(world)
         self.world = world
         chosen = self._first_keyframes(frames)
@@ -232,14 +238,25 @@ class Odometry:
         own = keyframe.features.descriptors[keyframe.camera == 0]
         self._retrieval.add(keyframe.index, own)
         self._keyframes[keyframe.index] = world, keyframe
-        for index in [i for i, (_, k) in self._keyframes.items() if not len(k)]:
+        self._thin_out()
+
+    def _thin_out(self) -> None:
+        assert self.world is not None
+        heirs = thin_out(self.maps, self.world, self.settings.max_keyframes)
+        if not heirs:
+            return
+        for index in heirs:
             self._retrieval.remove(index)
-            del self._keyframes[index]
+            self._keyframes.pop(index, None)
+        for placed in self.placed:
+            placed.pose, placed.keyframe = inherited(placed.pose, placed.keyframe, heirs)
 
     def _place(self, frame: Frame, keyframe: Frame) -> None:
         assert self.world is not None
         pose = frame.pose @ invert(keyframe.pose)
         self.placed.append(Placed(frame.stamp, self.world.number, keyframe, pose))
+        if len(self.placed) > MOST_PLACED:
+            self.placed[: MOST_PLACED // 2] = self.placed[: MOST_PLACED // 2 : 2]
 
     # After a loss
 
@@ -278,7 +295,9 @@ class Odometry:
 
     def points(self, map_number: int | None = None) -> Matrix:
         """(N, 3) points of a map (default: that of now) that three keyframes or more see."""
-        world = self.world if map_number is None else self.maps[map_number]
+        world = self.world
+        if map_number is not None:
+            world = next((w for w in self.maps if w.number == map_number), None)
         if world is None:
             return np.empty((0, 3))
         often = world.alive[: world.count] & (world.times_seen() >= 3)
@@ -295,6 +314,9 @@ class Odometry:
 
     def _finish(self, loops: bool) -> int:
         closed = 0
+        self._beside = defaultdict(list)
+        for placed in self.placed:
+            self._beside[placed.keyframe.index].append(placed)
         if loops:
             self._join_maps()
         for world in self.maps:
@@ -304,6 +326,7 @@ class Odometry:
                 close_loops(world, found, self.settings, self._rescaled)
             else:
                 adjust_all(world, self.settings)
+        self._beside.clear()
         if self.world is not None:
             self._last, self._lost_for = None, 1
         return closed
@@ -330,10 +353,9 @@ class Odometry:
 
     def _rescaled(self, keyframe: Frame, scale: float) -> None:
         """Frames beside a keyframe whose surroundings have become so many times as large."""
-        for placed in self.placed:
-            if placed.keyframe is keyframe:
-                placed.pose = placed.pose.copy()
-                placed.pose[:3, 3] *= scale
+        for placed in self._beside.get(keyframe.index, ()):
+            placed.pose = placed.pose.copy()
+            placed.pose[:3, 3] *= scale
 
 
 def _nearest(keyframes: list[Frame], frame: Frame) -> Frame:

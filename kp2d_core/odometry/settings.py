@@ -45,7 +45,7 @@ class Settings:
     window: int = 10  # keyframes that the adjustment moves
     anchors: int = 8  # keyframes that it holds
     steps: int = 5  # of the adjustment
-    max_keyframes: int = 2000  # of a map; beyond, the oldest are forgotten
+    max_keyframes: int = 1000  # of all maps, about 0.3 MB each; see thinning.py for which go
 
     # After a loss.
     relocalise_inliers: int = 40
