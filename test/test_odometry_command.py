@@ -93,8 +93,8 @@ def test_recording_of_two_cameras_is_metric(kitti):
 def test_scene_needs_no_files(few_frames):
     recording = open_recording('scene:room', size=SIZE).every(2)
     assert recording.count == FRAMES // 2
-    (run,) = run_all(recording, [baseline_method('orb', 500)], progress=False)
-    assert score(run, recording).final.ate < 0.05
+    (run,) = run_all(recording, [baseline_method('sift', 500)], progress=False)
+    assert score(run, recording).final.ate < 0.01
 
 
 @pytest.mark.parametrize('how', SPOILS)

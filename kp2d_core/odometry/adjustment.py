@@ -15,6 +15,7 @@ from kp2d_core.odometry.geometry import Bools, Ints, Matrix, moved
 
 CHUNK = 512  # points that are eliminated at once
 NEAREST = 1e-6  # depth below which a point counts as behind the camera
+DONE = 3e-4  # of the cost, a gain that is not worth another step
 LOOSE = 1e-6  # damping of a point along its ray, where next to nothing holds it
 
 
@@ -129,7 +130,7 @@ def adjust(problem: Problem, steps: int = 10, threshold: float = 2.0) -> float:
         problem.poses, problem.points = poses, points
         gain, cost = cost - new_cost, new_cost
         damping = max(damping / 10, 1e-9)
-        if gain < 1e-4 * cost:
+        if gain < DONE * cost:
             break
     return cost
 
@@ -189,13 +190,14 @@ def _step(
     root = _point_roots(problem, by_point, damping)
     pulls = _pulls(problem, by_point, off)
     drawn = _forward(root, pulls[:, None, :])[:, 0]  # (P, 3)
-    tilted = _forward(root[problem.point], by_point)  # (N, 2, 3)
-    mixed = by_pose[:, 0, :, None] * tilted[:, 0, None, :]
-    mixed += by_pose[:, 1, :, None] * tilted[:, 1, None, :]  # (N, 6, 3)
     for chunk in chunks:
+        tilted = _forward(root[problem.point[chunk.rows]], by_point[chunk.rows])  # (n, 2, 3)
+        slope = by_pose[chunk.rows]
+        mixed = slope[:, 0, :, None] * tilted[:, 0, None, :]
+        mixed += slope[:, 1, :, None] * tilted[:, 1, None, :]  # (n, 6, 3)
         wide = np.zeros((len(chunk.frames), 6, len(chunk.points), 3))
         for own in chunk.cameras:  # each sees a point once, their frame as often as they are
-            wide[chunk.row_frame[own], :, chunk.row_point[own]] += mixed[chunk.rows[own]]
+            wide[chunk.row_frame[own], :, chunk.row_point[own]] += mixed[own]
         flat = wide.reshape(6 * len(chunk.frames), -1)
         product = (flat @ flat.T).reshape(len(chunk.frames), 6, len(chunk.frames), 6)
         where = place[chunk.frames]

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from kp2d_core.odometry.geometry import Bools, Matrix, invert, moved, rigid, skew, transform
+from kp2d_core.odometry.geometry import Bools, Matrix, moved, rigid, transform
 
 NEAREST = 1e-6
+SMALL = 1e-6  # a step that changes nothing any more: a thousandth of a pixel
+_DIAGONAL = np.diag_indices(6)
 
 
 @dataclass(frozen=True)
@@ -45,32 +47,45 @@ def refine(sight: Sight, pose: Matrix, steps: int = 10, threshold: float = 2.0) 
     if len(sight) < 3:
         return pose
     for _ in range(steps):
-        body = transform(pose, sight.points)
-        eye = body
-        if len(sight.mount):
-            eye = np.einsum('nij,nj->ni', sight.mount[:, :3, :3], body) + sight.mount[:, :3, 3]
-        ahead = eye[:, 2] > NEAREST
-        depth = np.where(ahead, eye[:, 2], 1.0)
-        flat = eye[:, :2] / depth[:, None]
-        off = (flat - sight.seen) * sight.weight[:, None]
-        robust = np.where(ahead, 1 / (1 + (off**2).sum(axis=1) / threshold**2), 0.0)
-        slope = np.zeros((len(eye), 2, 3))
-        slope[:, 0, 0] = slope[:, 1, 1] = 1 / depth
-        slope[:, :, 2] = -flat / depth[:, None]
-        slope *= sight.weight[:, None, None]
-        if len(sight.mount):
-            slope = slope @ sight.mount[:, :3, :3]
-        jacobian = np.concatenate([slope, -slope @ skew(body)], axis=2)
-        weighted = (jacobian * robust[:, None, None]).reshape(-1, 6)
-        normal = weighted.T @ jacobian.reshape(-1, 6)
-        normal += 1e-9 * np.diag(np.diag(normal)) + 1e-12 * np.eye(6)
-        step = -np.linalg.solve(normal, weighted.T @ off.ravel())
+        body = sight.points @ pose[:3, :3].T + pose[:3, 3]
+        jacobian, off, ahead = _slopes(sight, body)
+        squared = off[0] ** 2 + off[1] ** 2
+        robust = np.where(ahead, 1 / (1 + squared / threshold**2), 0.0)
+        weighted = (jacobian * robust).reshape(6, -1)
+        normal = weighted @ jacobian.reshape(6, -1).T
+        normal[_DIAGONAL] += 1e-9 * normal[_DIAGONAL] + 1e-12
+        step = -np.linalg.solve(normal, weighted @ off.ravel())
         if not np.isfinite(step).all():
             break
-        pose = moved(pose[None], step[None])[0]
-        if np.abs(step).max() < 1e-7:
+        pose = moved(pose[None], np.asarray(step[None], np.float64))[0]
+        if np.abs(step).max() < SMALL:
             break
     return pose
+
+
+def _slopes(sight: Sight, body: Matrix) -> tuple[Matrix, Matrix, Bools]:
+    """(6, 2, N) by translation and rotation; (2, N) residuals; (N,) which are ahead."""
+    eye = body
+    if len(sight.mount):
+        eye = np.einsum('nij,nj->ni', sight.mount[:, :3, :3], body) + sight.mount[:, :3, 3]
+    x, y, z = eye.T
+    ahead = z > NEAREST
+    z = np.where(ahead, z, 1.0)
+    flat = np.stack([x / z, y / z])
+    off = (flat - sight.seen.T) * sight.weight
+    scale = sight.weight / z
+    slope = np.zeros((3, 2, len(z)))
+    slope[0, 0] = slope[1, 1] = scale
+    slope[2] = -scale * flat
+    if len(sight.mount):
+        slope = np.einsum('icn,nij->jcn', slope, sight.mount[:, :3, :3])
+    jacobian = np.empty((6, 2, len(z)))
+    jacobian[:3] = slope
+    around = body.T
+    for i in range(3):  # body x slope
+        j, k = (i + 1) % 3, (i + 2) % 3
+        jacobian[3 + i] = around[j] * slope[k] - around[k] * slope[j]
+    return jacobian, off, ahead
 
 
 def find(sight: Sight, threshold: float, random: np.random.Generator) -> Matrix | None:
@@ -98,8 +113,3 @@ def find(sight: Sight, threshold: float, random: np.random.Generator) -> Matrix 
         return None
     pose = rigid(cv2.Rodrigues(turn)[0], shift)
     return pose if np.isfinite(pose).all() else None
-
-
-def step_between(before: Matrix, now: Matrix) -> Matrix:
-    """The motion that takes one pose from the world to the next."""
-    return np.asarray(now @ invert(before))

@@ -30,6 +30,8 @@ from kp2d_core.odometry.settings import Settings
 
 HYPOTHESES = 5  # that are carried on
 JUDGES = 10  # frames at most that they are judged by, spread over those there are
+ENOUGH = 300  # points that they are judged by
+FURTHER = 1.25  # times as far must the points have moved before it is tried again
 SAME_TURN, SAME_WAY = 1.0, 12.0  # degrees within which two solutions are one
 
 
@@ -50,6 +52,7 @@ class Starter:
         self.rig, self.settings, self.random = rig, settings, random
         self.frames: list[Frame] = []
         self._matches: list[tuple[Ints, Ints]] = []  # rows of the first frame, rows of this one
+        self._tried = 0.0  # px that the points had moved when it was tried last
 
     def update(self, frame: Frame) -> list[Frame] | None:
         """The frames of a start, with poses and points not yet; None while there is none.
@@ -70,7 +73,9 @@ class Starter:
         if len(here) < max(1.5 * enough, 0.2 * len(self._matches[1][0])):
             self._restart()
             return None
-        if np.median(shift) >= self.settings.start_shift:
+        moved_by = float(np.median(shift))
+        if moved_by >= max(self.settings.start_shift, FURTHER * self._tried):
+            self._tried = moved_by
             best = self._solve()
             if best is not None:
                 return self._make_map(best)
@@ -84,7 +89,7 @@ class Starter:
     def _restart(self) -> None:
         """Go on from the middle of the frames there are."""
         kept = self.frames[(len(self.frames) + 1) // 2 :]
-        self.frames, self._matches = [], []
+        self.frames, self._matches, self._tried = [], [], 0.0
         for frame in kept:
             self._matches.append(
                 self._match(self.frames[0], frame)
@@ -117,8 +122,15 @@ class Starter:
         for count, motion, points, good in candidates[:HYPOTHESES]:
             if count >= 0.5 * most:
                 solution = Hypothesis(np.array([np.eye(4), motion]), points[good], here[good])
-                solutions.append(self._carried(solution))
-        return self._clear(solutions)
+                solutions.append((self._carried(_thinned(solution)), solution))
+        best = self._clear([judged for judged, _ in solutions])
+        if best is None:
+            return None
+        # All points of the solution that is taken, from where its judged ones came to be.
+        whole = next(whole for judged, whole in solutions if judged is best)
+        scale = np.linalg.norm(best.poses[-1][:3, 3]) / np.linalg.norm(whole.poses[-1][:3, 3])
+        start = Hypothesis(best.poses[[0, -1]], whole.points * scale, whole.rows)
+        return self._checked(self._carried(start))
 
     def _motions(self, a: Matrix, b: Matrix) -> list[Matrix]:
         """Of the last frame from the first: by essential matrix and by homography."""
@@ -172,19 +184,23 @@ class Starter:
             np.array(poses), solution.points, frame_index, point_index, seen,
             np.full(len(seen), self.rig.focal), fixed,
         )  # fmt: skip
-        adjust(problem, steps=12, threshold=robust)
+        adjust(problem, steps=8, threshold=robust)
         off = residuals(problem, problem.poses, problem.points)
         cost = robust_cost(off, robust) / len(off)
         return Hypothesis(problem.poses, problem.points, solution.rows, cost)
 
     def _clear(self, solutions: list[Hypothesis]) -> Hypothesis | None:
-        """The best of them, if it is good and every other is worse or the same."""
+        """The best of them, if every other is worse or the same."""
         settings = self.settings
-        solutions.sort(key=lambda solution: solution.cost)
-        best = solutions[0]
-        for other in solutions[1:]:
+        best = min(solutions, key=lambda solution: solution.cost)
+        for other in solutions:
             if not _same(best, other) and other.cost < settings.start_margin * best.cost:
                 return None
+        return best
+
+    def _checked(self, best: Hypothesis) -> Hypothesis | None:
+        """The solution without its bad points, if enough are left and seen from two sides."""
+        settings = self.settings
         here, there = self._matches[-1]
         place = np.full(len(self.frames[0]), -1)
         place[here] = there
@@ -275,6 +291,11 @@ def _well_seen(points: Matrix, motion: Matrix, a: Matrix, b: Matrix, limit: floa
         with np.errstate(invalid='ignore'):
             good &= (depth > 0) & (np.linalg.norm(flat - seen, axis=1) < limit)
     return good
+
+
+def _thinned(solution: Hypothesis) -> Hypothesis:
+    step = -(-len(solution.rows) // ENOUGH)
+    return Hypothesis(solution.poses, solution.points[::step], solution.rows[::step])
 
 
 def _same(first: Hypothesis, second: Hypothesis) -> bool:
