@@ -193,16 +193,16 @@ def _step(
     for chunk in chunks:
         tilted = _forward(root[problem.point[chunk.rows]], by_point[chunk.rows])  # (n, 2, 3)
         slope = by_pose[chunk.rows]
-        mixed = slope[:, 0, :, None] * tilted[:, 0, None, :]
-        mixed += slope[:, 1, :, None] * tilted[:, 1, None, :]  # (n, 6, 3)
-        wide = np.zeros((len(chunk.frames), 6, len(chunk.points), 3))
+        mixed = tilted[:, 0, :, None] * slope[:, 0, None, :]
+        mixed += tilted[:, 1, :, None] * slope[:, 1, None, :]  # (n, 3, 6)
+        wide = np.zeros((len(chunk.points), len(chunk.frames), 3, 6))
         for own in chunk.cameras:  # each sees a point once, their frame as often as they are
-            wide[chunk.row_frame[own], :, chunk.row_point[own]] += mixed[own]
-        flat = wide.reshape(6 * len(chunk.frames), -1)
-        product = (flat @ flat.T).reshape(len(chunk.frames), 6, len(chunk.frames), 6)
+            wide[chunk.row_point[own], chunk.row_frame[own]] += mixed[own]
+        flat = wide.transpose(0, 2, 1, 3).reshape(-1, 6 * len(chunk.frames))
+        product = (flat.T @ flat).reshape(len(chunk.frames), 6, len(chunk.frames), 6)
         where = place[chunk.frames]
         matrix[where[:, None], :, where[None, :], :] -= product.transpose(0, 2, 1, 3)
-        right[where] += (flat @ drawn[chunk.points].ravel()).reshape(-1, 6)
+        right[where] += (drawn[chunk.points].ravel() @ flat).reshape(-1, 6)
 
     steps = np.zeros((len(problem.poses), 6))
     if len(free):
