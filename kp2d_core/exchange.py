@@ -22,6 +22,9 @@ from kp2d_core.matching import Matches, match
 
 Pair = tuple[int, int]  # indices of two images
 
+# Share of the matches of two images that one geometry must explain. Of unrelated photographs it
+# explains up to an eighth, and far more than COLMAP's least number: 15.
+RELATED = 0.2
 ROOM = 32 << 20  # bytes that must be free to go on with a database
 CENTRE = 0.5  # what COLMAP adds to a pixel: (0.5, 0.5) is the centre of its top-left one
 
@@ -143,7 +146,9 @@ def save_colmap(
 
     verified = 0
     with atomic_write(path) as temporary, _quiet(pycolmap), _database(path, temporary):
-        options = pycolmap.ImageReaderOptions()
+        options, verify = pycolmap.ImageReaderOptions(), pycolmap.TwoViewGeometryOptions()
+        verify.min_inlier_ratio, verify.ransac.random_seed = RELATED, 0
+        degenerate = int(pycolmap.TwoViewGeometryConfiguration.DEGENERATE)
         mode = pycolmap.CameraMode.AUTO
         if camera is not None:
             mode = pycolmap.CameraMode.SINGLE
@@ -167,8 +172,10 @@ def save_colmap(
             database.write_matches(*ids, kept)
             geometry = pycolmap.estimate_two_view_geometry(
                 cameras[images[i].camera_id], points[i], cameras[images[j].camera_id], points[j],
-                kept,
+                kept, verify,
             )  # fmt: skip
+            if geometry.config == degenerate:  # COLMAP's mapper would use its matches all the same
+                geometry.inlier_matches = np.empty((0, 2), np.uint32)
             database.write_two_view_geometry(*ids, geometry)
             verified += len(geometry.inlier_matches) > 0
         database.close()

@@ -31,6 +31,7 @@ from kp2d_ros.settings import Settings
 STORE = get_typestore(Stores.ROS2_JAZZY)
 IMAGE, JPEG = 'sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage'
 INFO, TEXT = 'sensor_msgs/msg/CameraInfo', 'std_msgs/msg/String'
+MATRIX = np.array([[150.0, 0, 80], [0, 150, 60], [0, 0, 1]])
 OURS = ('/kp2d/info', '/kp2d/keypoints', '/kp2d/matches')
 
 
@@ -46,6 +47,7 @@ def make_bag(
     jpeg: bool = False,
     damaged: int = -1,
     second: bool = False,
+    matrix: np.ndarray = MATRIX,
 ) -> Path:
     """Ten images a second, a calibration after the first, and words that have to be kept."""
     types = STORE.types
@@ -69,8 +71,8 @@ def make_bag(
                 image = types[IMAGE](header, height, width, 'rgb8', 0, 3 * width, data)
             writer.write(images, time, STORE.serialize_cdr(image, kind))
             roi = types['sensor_msgs/msg/RegionOfInterest'](0, 0, 0, 0, False)
-            k = np.array([150.0, 0, 80, 0, 150, 60, 0, 0, 1])
-            p = np.insert(k.reshape(3, 3), 3, 0, axis=1).ravel()
+            k = matrix.ravel()
+            p = np.insert(matrix, 3, 0, axis=1).ravel()
             info = types[INFO](
                 header, height, width, 'plumb_bob', np.zeros(5), k, np.eye(3).ravel(), p, 0, 0, roi
             )

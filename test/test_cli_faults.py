@@ -250,9 +250,12 @@ def test_a_full_disk_where_files_go(here, model):
         'make-sequences': f'make-sequences photos -o {full}/s --size 128x96',
         'hloc': f'match photos -o {full}/h --format hloc --model {model}',
         'colmap': f'extract photos -o {full}/c.db --format colmap --model {model}',
+        'map': f'map photos -o {full}/model --model {model}',
+        'frames': f'map scene:room --every 100 -o {full}/scene --model {model}',
         'evaluate': f'evaluate --robustness photos/b.png --model {model} --json {full}/j.json',
     }
-    needs = {'engine': 'tensorrt_rtx', 'hloc': 'h5py', 'colmap': 'pycolmap'}
+    needs = {'engine': 'tensorrt_rtx', 'hloc': 'h5py'}
+    needs |= dict.fromkeys(('colmap', 'map', 'frames'), 'pycolmap')
     for name, library in needs.items():
         if importlib.util.find_spec(library) is None:
             del commands[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,14 @@ from typing import Any
 from kp2d_core.errors import FileError
 from kp2d_core.exchange import Pair
 from kp2d_core.features import Features
+from kp2d_core.files import atomic_write
 from kp2d_core.odometry.retrieval import Retrieval
 
 FEW = 60  # images of which every one is matched with every other
-ALIKE = (
-    20  # images that each is matched with, of those that look most like it, where there are more
-)
+ALIKE = 20  # images that each is matched with, where there are more: those most like it
 AFTER = 8  # images that each is matched with, of those that follow it, in a sequence
 LOOPS = 5  # images besides that look most like it
+ROOM = 1 << 20  # bytes; with less left, what was written may be cut short
 SHIPPED = ('cameras.bin', 'images.bin', 'points3D.bin')  # of a model; others may be beside them
 
 
@@ -86,7 +87,7 @@ def reconstruct(
         options.ba_refine_focal_length = False
         options.ba_refine_extra_params = False
     level = pycolmap.logging.minloglevel
-    pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
+    pycolmap.logging.minloglevel = pycolmap.logging.FATAL.value  # we tell what went wrong
     try:
         with tempfile.TemporaryDirectory() as folder:
             found = pycolmap.incremental_mapping(
@@ -98,8 +99,9 @@ def reconstruct(
                     'no two of the images show one place from two sides, or too few of their '
                     'points agree: there is no model'
                 )
+            models = apart(models)
             for number, model in enumerate(models):
-                _write(model, output if number == 0 else output / str(number))
+                write_model(model, output if number == 0 else output / str(number))
     finally:
         pycolmap.logging.minloglevel = level
     best = models[0]
@@ -113,13 +115,31 @@ def reconstruct(
     )
 
 
-def _write(model: Any, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        model.write(str(folder))
-        model.export_PLY(str(folder / 'points3D.ply'))
-    except (OSError, RuntimeError) as error:
-        raise FileError(f'cannot write {folder}: {error}') from error
+def apart(models: Sequence[Any]) -> list[Any]:
+    """The first model, and of the others those with images that no model before has."""
+    kept: list[Any] = []
+    known: set[str] = set()
+    for model in models:
+        names = {model.image(number).name for number in model.reg_image_ids()}
+        if not names <= known:
+            kept.append(model)
+            known |= names
+    return kept
+
+
+def write_model(model: Any, folder: Path) -> None:
+    """Write COLMAP's files and points3D.ply; FileError if it cannot.
+
+    COLMAP does not notice a full disk. Hence it writes elsewhere first, and we copy.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        model.write(temporary)
+        model.export_PLY(f'{temporary}/points3D.ply')
+        if shutil.disk_usage(temporary).free < ROOM:
+            raise FileError(f'cannot write {temporary}: the disk is full')
+        for path in sorted(Path(temporary).iterdir()):
+            with atomic_write(folder / path.name) as copy:
+                shutil.copyfile(path, copy)
 
 
 def is_model(folder: Path) -> bool:
