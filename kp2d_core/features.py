@@ -77,7 +77,9 @@ def in_order_of_score(features: Features) -> Features:
     return features[np.argsort(-features.scores, kind='stable')]
 
 
-@np.errstate(over='ignore')  # beyond float32 is as good as infinite, in distances and thresholds
+# A distance or a threshold beyond float32 is as good as infinite; that between two infinities is
+# NaN, which is never near.
+@np.errstate(over='ignore', invalid='ignore')
 def select(
     features: Features,
     *,
@@ -116,7 +118,7 @@ def _under_mask(points: Float, mask: NDArray[np.uint8] | NDArray[np.bool_]) -> N
     return mask[y, x].astype(bool)
 
 
-@np.errstate(over='ignore')
+@np.errstate(over='ignore', invalid='ignore')
 def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
     """Greedy non-maximum suppression of points in descending order of score: which ones stay.
 
