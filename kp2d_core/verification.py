@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Literal, get_args
 
 import cv2
@@ -13,6 +14,7 @@ from kp2d_core.checks import number
 from kp2d_core.features import Float
 from kp2d_core.geometry import in_front, warp_points
 
+Doubles = NDArray[np.float64]
 Verification = Literal['none', 'homography', 'fundamental', 'essential']
 VERIFICATIONS: tuple[str, ...] = get_args(Verification)
 # Share of pairs that did not move from which on the camera counts as at rest. Not less: a slow
@@ -20,6 +22,7 @@ VERIFICATIONS: tuple[str, ...] = get_args(Verification)
 AT_REST = 0.8
 ENOUGH = 300  # pairs to estimate from, evenly taken: more take longer and change little
 FITS = 8  # rounds of least squares over the inliers, at most
+ENOUGH_GAIN = 1e-3  # of the error: a round that lowers it by less is the last
 GAUSS_NEWTON_STEPS = 3
 MINIMUM_POINTS = {'homography': 4, 'fundamental': 8, 'essential': 6}
 
@@ -37,9 +40,9 @@ def verify(
     method: str,
     *,
     threshold: float = 3.0,
-    intrinsics: NDArray[np.float64] | None = None,
+    intrinsics: Doubles | None = None,
     undistort: Callable[[Float], Float] | None = None,
-) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
+) -> tuple[NDArray[np.bool_], Doubles | None]:
     """Which of the pairs of points (M, 2) agree with one geometry, and its 3x3 matrix.
 
     With too few points, or no geometry found, no pair is an inlier and the matrix is None.
@@ -70,7 +73,7 @@ def verify(
     return agreeing, model
 
 
-def _is_camera(intrinsics: NDArray[np.float64] | None) -> bool:
+def _is_camera(intrinsics: Doubles | None) -> bool:
     if intrinsics is None or np.shape(intrinsics) != (3, 3):
         return False
     matrix = np.asarray(intrinsics, np.float64)
@@ -82,146 +85,154 @@ def _agreeing(
     second: Float,
     method: str,
     threshold: float,
-    intrinsics: NDArray[np.float64] | None,
-) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
+    intrinsics: Doubles | None,
+) -> tuple[NDArray[np.bool_], Doubles | None]:
     if len(first) < MINIMUM_POINTS[method]:
         return np.zeros(len(first), bool), None
     sample = slice(None, None, -(-len(first) // ENOUGH))
     model, inliers = _estimate(first[sample], second[sample], method, threshold, intrinsics)
     if model is None or inliers is None or np.shape(model) != (3, 3):
         return np.zeros(len(first), bool), None
-    model = fit_all(np.asarray(model, np.float64), method, first, second, threshold, intrinsics)
-    return distances_to(model, method, first, second, intrinsics) <= threshold, model
+    pairs = Pairs(method, first, second, intrinsics)
+    model, apart = fit_all(np.asarray(model, np.float64), pairs, threshold)
+    return apart <= threshold, model
 
 
-def fit_all(
-    model: NDArray[np.float64],
-    method: str,
-    first: Float,
-    second: Float,
-    threshold: float,
-    intrinsics: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """The least-squares geometry of all pairs that agree with `model`.
+def fit_all(model: Doubles, pairs: Pairs, threshold: float) -> tuple[Doubles, Doubles]:
+    """The least-squares geometry of all pairs that agree with `model`, and how far all are off.
 
     RANSAC's own model comes from a handful of pairs. A fit is kept only if it lowers the truncated
     squared error over all pairs, so the result is never worse than what was given.
     """
-    best, cost = model, np.inf
-    for _ in range(FITS + 1):
-        apart = distances_to(model, method, first, second, intrinsics)
-        error = float(np.minimum(apart**2, threshold**2).sum())
-        if not error < cost * (1 - 1e-6):
-            break
-        best, cost = model, error
+    apart = pairs.apart(model)
+    cost = float(np.minimum(apart**2, threshold**2).sum())
+    for _ in range(FITS):
         agreeing = apart <= threshold
-        if agreeing.sum() <= MINIMUM_POINTS[method]:
+        if agreeing.sum() <= MINIMUM_POINTS[pairs.method]:
             break
-        a, b = (points[agreeing].astype(np.float64) for points in (first, second))
         try:
-            fitted = _least_squares(model, method, a, b, intrinsics)
+            fitted = pairs.fit(model, agreeing)
         except (cv2.error, np.linalg.LinAlgError):  # degenerate points
             break
         if fitted is None or np.shape(fitted) != (3, 3) or not np.isfinite(fitted).all():
             break
-        model = fitted
-    return best
+        off = pairs.apart(fitted)
+        error = float(np.minimum(off**2, threshold**2).sum())
+        if error < cost:
+            model, apart = fitted, off
+        if error > cost * (1 - ENOUGH_GAIN):
+            break
+        cost = error
+    return model, apart
 
 
-def _least_squares(
-    model: NDArray[np.float64],
-    method: str,
-    first: NDArray[np.float64],
-    second: NDArray[np.float64],
-    intrinsics: NDArray[np.float64] | None,
-) -> NDArray[np.float64] | None:
-    if method == 'homography':
-        fitted = cv2.findHomography(first, second, 0)[0]
-        return None if fitted is None else np.asarray(fitted, np.float64)
-    a, b = (np.column_stack([points, np.ones(len(points))]) for points in (first, second))
-    if method == 'essential':
-        inverse = np.linalg.inv(np.asarray(intrinsics, np.float64))
-        rays = a @ inverse.T, b @ inverse.T
-        return _fit_essential(model, *(r / np.linalg.norm(r, axis=1)[:, None] for r in rays))
-    return _fit_fundamental(model, a, b)
+def distances_to(
+    model: Doubles, method: str, first: Float, second: Float, intrinsics: Doubles | None = None
+) -> Doubles:
+    """How far pairs of points (M, 2) are from agreeing with a geometry, in pixels.
+
+    For the essential matrix it is the angle between rays, in pixels of the image's middle: towards
+    the rim of a wide lens undistorted pixels are stretched, 8 times at 70 degrees.
+    """
+    return Pairs(method, first, second, intrinsics).apart(model)
 
 
-def _fit_fundamental(
-    model: NDArray[np.float64], a: NDArray[np.float64], b: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The eight-point method on all pairs, each divided by the slope of its Sampson distance."""
-    middle, spread = a[:, :2].mean(axis=0), a[:, :2].std() + 1e-9
-    shrink = np.array([[1, 0, -middle[0]], [0, 1, -middle[1]], [0, 0, spread]]) / spread
-    slopes = ((a @ model.T)[:, :2] ** 2).sum(axis=1) + ((b @ model)[:, :2] ** 2).sum(axis=1)
-    a, b = a @ shrink.T, b @ shrink.T
-    rows = (b[:, :, None] * a[:, None, :]).reshape(-1, 9)
-    rows /= np.sqrt(np.maximum(slopes, 1e-12))[:, None]
-    smallest = np.linalg.eigh(rows.T @ rows)[1][:, 0].reshape(3, 3)
-    u, singular, v = np.linalg.svd(smallest)
-    fitted = shrink.T @ (u * [*singular[:2], 0.0]) @ v @ shrink
-    return np.asarray(fitted / np.linalg.norm(fitted), np.float64)
+class Pairs:
+    """Pairs of points as columns, with what every round over them needs made once."""
+
+    def __init__(
+        self, method: str, first: Float, second: Float, intrinsics: Doubles | None = None
+    ) -> None:
+        self.method = method
+        self.first, self.second = first, second
+        self.scale, self.axes = 1.0, 2  # lines in the image
+        self.a, self.b = (np.vstack([p.T, np.ones(len(p))]) for p in (first, second))
+        if method == 'essential':
+            camera = np.asarray(intrinsics, np.float64)
+            self.scale = float(np.sqrt(camera[0, 0] * camera[1, 1]))
+            self.axes = 3  # planes through the camera
+            inverse = np.linalg.inv(camera)
+            self.a, self.b = (
+                r / np.sqrt((r * r).sum(axis=0)) for r in (inverse @ self.a, inverse @ self.b)
+            )
+
+    def apart(self, model: Doubles) -> Doubles:
+        """See `distances_to`; of epipolar geometries Sampson's, to the nearest agreeing pair."""
+        if self.method == 'homography':
+            there = warp_points(self.first, in_front(model, self.first))
+            return np.asarray(np.linalg.norm(there - self.second, axis=1))
+        across, slopes = self._slopes(model)
+        off = np.abs((self.b * across).sum(axis=0)) / np.sqrt(slopes)
+        return np.asarray(self.scale * off)
+
+    def fit(self, model: Doubles, agreeing: NDArray[np.bool_]) -> Doubles | None:
+        """The least-squares geometry of some pairs, from one that is near."""
+        if self.method == 'homography':
+            a, b = (points[agreeing].astype(np.float64) for points in (self.first, self.second))
+            fitted = cv2.findHomography(a, b, 0)[0]
+            return None if fitted is None else np.asarray(fitted, np.float64)
+        if self.method == 'essential':
+            return _fit_essential(model, self.a[:, agreeing], self.b[:, agreeing])
+        return self._fit_fundamental(model, agreeing)
+
+    def _slopes(self, model: Doubles) -> tuple[Doubles, Doubles]:
+        """Where the geometry takes the first points, and how fast Sampson's distance changes."""
+        across, back = model @ self.a, model.T @ self.b
+        slopes = (across[: self.axes] ** 2).sum(axis=0) + (back[: self.axes] ** 2).sum(axis=0)
+        return across, np.maximum(slopes, 1e-12)
+
+    @cached_property
+    def _products(self) -> tuple[Doubles, Doubles]:
+        """What shrinks the points to about 1, and the (9, M) equations of the shrunken ones."""
+        middle, spread = self.a[:2].mean(axis=1), self.a[:2].std() + 1e-9
+        shrink = np.array([[1, 0, -middle[0]], [0, 1, -middle[1]], [0, 0, spread]]) / spread
+        a, b = shrink @ self.a, shrink @ self.b
+        return shrink, (b[:, None] * a[None]).reshape(9, -1)
+
+    def _fit_fundamental(self, model: Doubles, agreeing: NDArray[np.bool_]) -> Doubles:
+        """The eight-point method, each pair divided by the slope of its Sampson distance."""
+        shrink, products = self._products
+        normal = (products * (agreeing / self._slopes(model)[1])) @ products.T
+        smallest = np.linalg.eigh(normal)[1][:, 0].reshape(3, 3)
+        u, singular, v = np.linalg.svd(smallest)
+        fitted = shrink.T @ (u * [*singular[:2], 0.0]) @ v @ shrink
+        return np.asarray(fitted / np.linalg.norm(fitted), np.float64)
 
 
-def _fit_essential(
-    model: NDArray[np.float64], a: NDArray[np.float64], b: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Gauss-Newton in rotation and direction on the Sampson distances of unit rays."""
+def _fit_essential(model: Doubles, a: Doubles, b: Doubles) -> Doubles:
+    """Gauss-Newton in rotation and direction on the Sampson distances of unit rays (3, M)."""
     u, _, v = np.linalg.svd(model)
     direction = u[:, 2]
     rotation = u @ np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]) @ v
     rotation *= np.sign(np.linalg.det(rotation))  # either of the two rotations gives this matrix
     for _ in range(GAUSS_NEWTON_STEPS):
         essential = _cross(direction) @ rotation
-        across, turned = a @ essential.T, a @ rotation.T
-        slopes = (across**2).sum(axis=1) + ((b @ essential) ** 2).sum(axis=1)
+        across, turned = essential @ a, rotation @ a
+        slopes = (across**2).sum(axis=0) + ((essential.T @ b) ** 2).sum(axis=0)
         weights = 1 / np.sqrt(np.maximum(slopes, 1e-12))
-        residuals = weights * (b * across).sum(axis=1)
+        residuals = weights * (b * across).sum(axis=0)
         tangent = np.linalg.svd(direction[None])[2][1:]  # the two ways a direction can change
-        by_rotation = np.cross(turned, np.cross(b, direction))
-        by_direction = np.cross(turned, b) @ tangent.T
-        jacobian = weights[:, None] * np.hstack([by_rotation, by_direction])
-        normal = jacobian.T @ jacobian
-        step = np.linalg.solve(normal + 1e-12 * np.eye(5), -jacobian.T @ residuals)
+        by_rotation = _crossed(turned, -_cross(direction) @ b)
+        by_direction = tangent @ _crossed(turned, b)
+        jacobian = weights * np.vstack([by_rotation, by_direction])
+        normal = jacobian @ jacobian.T
+        step = np.linalg.solve(normal + 1e-12 * np.eye(5), -jacobian @ residuals)
         direction = direction + step[3:] @ tangent
         direction /= np.linalg.norm(direction)
         rotation = cv2.Rodrigues(step[:3])[0] @ rotation
     return np.asarray(_cross(direction) @ rotation, np.float64)
 
 
-def _cross(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+def _cross(vector: Doubles) -> Doubles:
     """The matrix that takes a vector to its cross product with this one."""
     x, y, z = vector
     return np.array([[0, -z, y], [z, 0, -x], [-y, x, 0.0]])
 
 
-def distances_to(
-    model: NDArray[np.float64],
-    method: str,
-    first: Float,
-    second: Float,
-    intrinsics: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """How far pairs of points (M, 2) are from agreeing with a geometry, in pixels.
-
-    For the essential matrix it is the angle between rays, in pixels of the image's middle: towards
-    the rim of a wide lens undistorted pixels are stretched, 8 times at 70 degrees.
-    """
-    a, b = (np.column_stack([points, np.ones(len(points))]) for points in (first, second))
-    if method == 'homography':
-        there = warp_points(first, in_front(model, first))
-        return np.asarray(np.linalg.norm(there - second, axis=1))
-    scale, axes = 1.0, 2  # lines in the image
-    if method == 'essential':
-        camera = np.asarray(intrinsics, np.float64)
-        scale, axes = float(np.sqrt(camera[0, 0] * camera[1, 1])), 3  # planes through the camera
-        inverse = np.linalg.inv(camera)
-        rays = a @ inverse.T, b @ inverse.T
-        a, b = (ray / np.linalg.norm(ray, axis=1)[:, None] for ray in rays)
-    across, across_back = a @ model.T, b @ model
-    # Sampson's: to the nearest pair of points that agrees.
-    slopes = (across[:, :axes] ** 2).sum(axis=1) + (across_back[:, :axes] ** 2).sum(axis=1)
-    off = np.abs((b * across).sum(axis=1)) / np.sqrt(np.maximum(slopes, 1e-12))
-    return np.asarray(scale * off)
+def _crossed(first: Doubles, second: Doubles) -> Doubles:
+    """Cross products of columns; np.cross takes several times as long."""
+    (a, b, c), (x, y, z) = first, second
+    return np.stack([b * z - c * y, c * x - a * z, a * y - b * x])
 
 
 def _estimate(
@@ -229,8 +240,8 @@ def _estimate(
     second: Float,
     method: str,
     threshold: float,
-    intrinsics: NDArray[np.float64] | None,
-) -> tuple[NDArray[np.float64] | None, NDArray[np.uint8] | None]:
+    intrinsics: Doubles | None,
+) -> tuple[Doubles | None, NDArray[np.uint8] | None]:
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     try:
         if method == 'homography':

@@ -34,6 +34,7 @@ from kp2d_ros.stereo import Pairing
 from kp2d_ros.worker import Arrival, Worker
 
 PATIENCE = 5.0  # seconds that the frame in work may take when the node is to stop
+HEAD_START = 5e-4  # seconds, for the worker: it and the executor share the interpreter
 
 
 class KeypointNode(PatientLifecycleNode):
@@ -246,6 +247,7 @@ class KeypointNode(PatientLifecycleNode):
             self.statistics.count('unpaired', gone)
         if arrivals is not None:
             worker.submit(arrivals)
+            time.sleep(HEAD_START)
 
     def _publish(self, results: list[Result], headers: list[Header]) -> None:
         for outputs, result, header in zip(self._outputs, results, headers, strict=False):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import cv2
@@ -310,6 +311,7 @@ def _verification(settings: Settings, camera: Camera | None) -> tuple[str, dict[
     return method, options
 
 
+@lru_cache(8)
 def nominal_camera(size: Size) -> Camera:
     """Of images without a calibration: a pinhole, its focal length the image's longer side."""
     width, height = size

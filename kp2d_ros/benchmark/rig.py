@@ -36,6 +36,18 @@ LOGGER = 'kp2d.keypoint_node'
 TRACE = re.compile(r'frame (\d+): waited .*detected ([\d.]+), tracked ([\d.]+)')
 
 
+def end_process(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGINT) -> float:
+    """Seconds from the signal to the end."""
+    began = time.perf_counter()
+    process.send_signal(how)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return time.perf_counter() - began
+
+
 class Rig:
     """Starts a keypoint node; `figures` and `answers` grow while it is spun."""
 
@@ -75,14 +87,7 @@ class Rig:
 
     def end(self, how: signal.Signals = signal.SIGINT) -> float:
         """Seconds from the signal to the end of the process."""
-        began = time.perf_counter()
-        self.process.send_signal(how)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        return time.perf_counter() - began
+        return end_process(self.process, how)
 
     def publish(self) -> int:
         """The next picture; its stamp."""
