@@ -23,14 +23,10 @@ NODES = {
     'vins_node': 'kp2d_ros.integrations.vins_node',
 }
 
-# Matching is a product of small matrices: two threads take two thirds of the time of one, and
-# more gain nothing. But by default they go on spinning for milliseconds, on the cores that the
-# next frame's inference needs, which then takes twice as long. Here, for 2^14 clock cycles.
-# (threadpoolctl limits the threads, but not how long they spin.)
-BLAS = {
-    'OPENBLAS_NUM_THREADS': str(min(2, os.cpu_count() or 1)),
-    'OPENBLAS_THREAD_TIMEOUT': '14',
-}
+# Matching is a product of small matrices. A second thread saves at most a third of it while the
+# other cores are free; while they are busy, as on a robot, each waits for the other, and a frame's
+# way beyond the inference takes twice as long.
+BLAS = {'OPENBLAS_NUM_THREADS': '1'}
 
 
 def set_blas_threads() -> None:
