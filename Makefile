@@ -71,6 +71,7 @@ SMALL_BEGUN := --init docs/small-begun.safetensors --set pairs.strength='[[0, 1.
 FINISH := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
     --set pairs.short_side='[240, 480]' --set pairs.strong.shift=48 --set optimizer.batch=3 \
     --set optimizer.learning_rate=0.0005 --set optimizer.kernel_rate=0.015 --set optimizer.warmup_steps=50
+TAUGHT := --set loss.teacher=runs/weights/small/last.safetensors
 train = $(BIN)/kp2d train --data '$(DATA)' --out runs/weights/$(1) \
     $(if $(wildcard runs/weights/$(1)/state.safetensors),--resume,--config $(2) --steps $(3))
 after = --init runs/weights/$(1)/last.safetensors
@@ -80,8 +81,8 @@ endif
 weights: $(READY)  ## train the models that ship, for hours; DATA=folder of photographs
 	$(call train,small-begun,small,$(word 1,$(SMALL_STEPS)) $(BEGIN) $(SMALL_BEGUN))
 	$(call train,small,small,$(word 2,$(SMALL_STEPS)) $(FINISH) $(call after,small-begun))
-	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN))
-	$(call train,fast,fast,$(word 2,$(FAST_STEPS)) $(FINISH) $(call after,fast-begun))
+	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN) $(TAUGHT))
+	$(call train,fast,fast,$(word 2,$(FAST_STEPS)) $(FINISH) $(TAUGHT) $(call after,fast-begun))
 	@echo 'runs/weights/small/last.safetensors and runs/weights/fast/last.safetensors: --model takes these files'
 
 clean:  ## remove everything that was made here, the environment too

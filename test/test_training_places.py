@@ -1,13 +1,16 @@
 """Losses of distinct, exact points: who owns a place, who is its partner, what is learnt."""
 
+import numpy as np
 import pytest
 import torch
 
 from kp2d_core.architecture import Architecture
 from kp2d_core.networks import KeyPointNet, Maps
 from kp2d_core.networks.geometry import cell_centres, normalise, refine
-from kp2d_core.training.config import LossConfig
+from kp2d_core.training.config import LossConfig, find_recipe, load_config, override
+from kp2d_core.training.model import TrainingModel
 from kp2d_core.training.place_losses import (
+    Lesson,
     flatten_view,
     invert,
     nearest_point,
@@ -104,6 +107,36 @@ def test_refinement_follows_the_image_and_not_the_grid():
     torch.testing.assert_close(
         ends, torch.tensor([[[17.3, 12.6]]]).expand(1, 3, 2), atol=0.05, rtol=0
     )
+
+
+def test_a_pupil_that_agrees_with_its_teacher_has_nothing_to_learn():
+    torch.manual_seed(0)
+    view = maps()._replace(descriptors=torch.randn(1, 8, ROWS, COLUMNS))
+    # The same similarities in a space of other dimensions, turned.
+    turned = torch.linalg.qr(torch.randn(16, 8))[0]
+    long = torch.einsum('td,bdhw->bthw', turned, view.descriptors)
+    same = Lesson(long, long, pinned=False)
+    other = Lesson(torch.randn_like(long), torch.randn_like(long), pinned=False)
+    eye = torch.eye(3)[None]
+    learnt = [place_loss(view, view, eye, CELL, CONFIG, lesson)[1] for lesson in (same, other)]
+    assert learnt[0]['teaching'] == pytest.approx(0, abs=1e-5) and learnt[1]['teaching'] > 0.5
+    assert 'teaching' not in place_loss(view, view, eye, CELL, CONFIG)[1]
+
+
+def test_a_teacher_is_neither_trained_nor_saved(photographs):
+    config = override(
+        load_config(find_recipe('fast')),
+        ['loss.teacher=small', 'pairs.width=64', 'pairs.height=64'],
+    )
+    model = TrainingModel(config)
+    assert not any('teacher' in name for name in model.state_dict())
+    images = torch.from_numpy(np.stack([photographs['coffee'][:64, :64]] * 2))
+    before = {k: v.clone() for k, v in model.teachers[0].state_dict().items()}
+    loss, parts = model.train()(images, torch.eye(3)[None], 0)
+    loss.backward()
+    assert parts['teaching'] > 0 and model.network.convFbb.weight.grad.abs().sum() > 0
+    assert all(torch.equal(v, before[k]) for k, v in model.teachers[0].state_dict().items())
+    assert all(p.grad is None for p in model.teachers[0].parameters())
 
 
 def test_every_layer_learns(photographs):

@@ -96,8 +96,12 @@ class LossConfig:
     own_margin: float = 1.0
     agreement: float = 1.0
     sigma: float = 0.1
+    teacher: str = ''
+    teaching: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.teacher and self.kind != 'places':
+            raise ValueError('loss.teacher needs loss.kind places')
         if not self.temperature > 0:
             raise ValueError(f'loss.temperature must be above 0, got {self.temperature}')
         if self.io_points < 2:

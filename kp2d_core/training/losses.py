@@ -115,6 +115,18 @@ def softmax_logits(similarity: Tensor, excluded: Tensor, temperature: float) -> 
     return (similarity / temperature).masked_fill(excluded & ~positive, never)
 
 
+def teaching_loss(
+    similarity: Tensor, taught: Tensor, visible: Tensor, excluded: Tensor, temperature: float
+) -> Tensor:
+    """How far the student's softmax over the candidates of a point is from the teacher's (KL).
+
+    Only similarities are compared, so descriptors of both may have different lengths.
+    """
+    student = softmax_logits(similarity, excluded, temperature).log_softmax(-1)
+    teacher = softmax_logits(taught, excluded, temperature).log_softmax(-1)
+    return masked_mean((teacher.exp() * (teacher - student)).sum(-1), visible)
+
+
 def recall(similarity: Tensor, visible: Tensor, excluded: Tensor) -> Tensor:
     """Share of visible points whose own descriptor beats all others that are not excluded."""
     with torch.no_grad():

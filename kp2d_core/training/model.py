@@ -16,7 +16,7 @@ from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.losses import total_loss
-from kp2d_core.training.place_losses import place_loss
+from kp2d_core.training.place_losses import Lesson, place_loss
 
 SPREAD = 0.5  # standard deviation of what cancels out, as a share of that of the weights
 
@@ -29,6 +29,10 @@ class TrainingModel(nn.Module):
         self.config = config
         self.network = KeyPointNet(config.network.architecture(), config.network.dropout)
         self.io_net = IONet()
+        # In a list, so that its weights are neither trained nor saved with the run.
+        self.teachers: list[KeyPointNet] = []
+        if config.loss.teacher:
+            self.teachers = [KeyPointNet.from_pretrained(config.loss.teacher, dropout=0.0)]
         self.to(memory_format=self.memory_format)  # type: ignore[call-overload]
 
     def forward(
@@ -38,7 +42,9 @@ class TrainingModel(nn.Module):
         source, target = halves(maps)
         cell = self.network.architecture.cell
         if self.config.loss.kind == 'places':
-            return place_loss(source, target, source_to_target, cell, self.config.loss)
+            return place_loss(
+                source, target, source_to_target, cell, self.config.loss, self.lesson(images)
+            )
         return total_loss(
             source, target, source_to_target, self.io_net, self.config.loss, step, cell
         )
@@ -50,6 +56,16 @@ class TrainingModel(nn.Module):
         with torch.autocast(device.type, kind, enabled=kind != torch.float32):
             maps = self.network(normalise(images).contiguous(memory_format=self.memory_format))
         return Maps(*(value.float() for value in maps))
+
+    def lesson(self, images: Tensor) -> Lesson | None:
+        """What the teacher says of the images, if there is one."""
+        if not self.teachers:
+            return None
+        teacher = self.teachers[0].to(images.device)
+        with torch.no_grad():
+            x = normalise(images).contiguous(memory_format=self.memory_format)
+            source, target = teacher(x).descriptors.chunk(2)
+        return Lesson(source, target, teacher.architecture.pinned)
 
     @property
     def memory_format(self) -> torch.memory_format:

@@ -27,6 +27,7 @@ from kp2d_core.training.losses import (
     location_loss,
     masked_mean,
     recall,
+    teaching_loss,
 )
 
 BLOCK = 2  # one point of each BLOCK x BLOCK cells has its descriptor compared with all others
@@ -44,8 +45,24 @@ class View(NamedTuple):
     owned: Tensor  # (B, N) the cell's own, and not in the border ring
 
 
+class Lesson(NamedTuple):
+    """The descriptor maps of a teacher, for both views."""
+
+    source: Tensor  # (B, D, h, w)
+    target: Tensor
+    pinned: bool  # how the teacher's map lies on the image (`Architecture.pinned`)
+
+    def reversed(self) -> Lesson:
+        return Lesson(self.target, self.source, self.pinned)
+
+
 def place_loss(
-    source: Maps, target: Maps, source_to_target: Tensor, cell: int, config: LossConfig
+    source: Maps,
+    target: Maps,
+    source_to_target: Tensor,
+    cell: int,
+    config: LossConfig,
+    lesson: Lesson | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum over both directions, and each part (detached) under its name."""
     rows, columns = source.scores.shape[-2:]
@@ -53,8 +70,10 @@ def place_loss(
     views = [flatten_view(maps, cell, config.own_margin) for maps in (source, target)]
     back = invert(source_to_target, size)
     ways = [
-        one_way(views[0], views[1], source_to_target, (rows, columns), cell, config),
-        one_way(views[1], views[0], back, (rows, columns), cell, config),
+        one_way(views[0], views[1], source_to_target, (rows, columns), cell, config, lesson),
+        one_way(
+            views[1], views[0], back, (rows, columns), cell, config, lesson and lesson.reversed()
+        ),
     ]
     parts = {name: (ways[0][name] + ways[1][name]) / 2 for name in ways[0]}
     weights = {
@@ -65,6 +84,8 @@ def place_loss(
         'agreement': config.agreement,
         'sigma': config.sigma,
     }
+    if lesson is not None:
+        weights['teaching'] = config.teaching
     total = torch.stack([weights[name] * parts[name] for name in weights]).sum()
     parts = {name: value.detach() for name, value in parts.items()}
     return total, parts | {'total': total.detach()}
@@ -92,6 +113,7 @@ def one_way(
     cells: tuple[int, int],
     cell: int,
     config: LossConfig,
+    lesson: Lesson | None,
 ) -> dict[str, Tensor]:
     """The parts of the loss for source points looked for in the target."""
     rows, columns = cells
@@ -117,6 +139,13 @@ def one_way(
     similarity = anchors @ positives.transpose(1, 2)
     barred = excluded(places, seen, config.relaxation)
 
+    teaching: dict[str, Tensor] = {}
+    if lesson is not None:
+        taught = sample_descriptors(lesson.source, points, size, pinned=lesson.pinned)
+        examples = sample_descriptors(lesson.target, places, size, pinned=lesson.pinned)
+        taught = taught @ examples.transpose(1, 2)
+        teaching['teaching'] = teaching_loss(similarity, taught, seen, barred, config.temperature)
+
     with torch.no_grad():
         hardest = similarity.masked_fill(barred, -2.0).amax(-1)
         told_apart = similarity.diagonal(dim1=1, dim2=2) > hardest
@@ -140,6 +169,7 @@ def one_way(
         'sigma': masked_mean(likelihood, same_place & (error < CLEAR)),
         'recall': recall(similarity, seen, barred),
         'found': masked_mean(found, seen),
+        **teaching,
     }
 
 

@@ -35,7 +35,15 @@ from kp2d_core.visualize import draw_keypoints, draw_matches, side_by_side
 
 METRICS, VALIDATION, CURVES = 'metrics.csv', 'validation.csv', 'curves.png'
 Rows = list[dict[str, str]]
-LOSSES = ('location', 'score', 'descriptor', 'io', 'agreement', 'sigma')  # those that are drawn
+LOSSES = (
+    'location',
+    'score',
+    'descriptor',
+    'io',
+    'agreement',
+    'sigma',
+    'teaching',
+)  # those that are drawn
 DRAW_EVERY = 60.0  # seconds, at most: a drawing takes one of them
 SHOWN = 150  # keypoints in each image
 CORRECT = 3.0  # px
