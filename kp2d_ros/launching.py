@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +85,18 @@ def fastdds_profile() -> list[SetEnvironmentVariable]:
     ]
 
 
-def given_parameters(text: Callable[[str], str]) -> dict[str, bool | int | str]:
+def given_parameters(
+    text: Callable[[str], str], table: Mapping[str, Any] = PARAMETERS
+) -> dict[str, bool | int | float | str]:
     """Those that the user gave: they go before the parameter file's."""
     return {
         parameter: checked(argument, text(argument), kind)
-        for argument, (parameter, kind, _) in PARAMETERS.items()
+        for argument, (parameter, kind, _) in table.items()
         if text(argument)
     }
 
 
-def checked(name: str, value: str, kind: Any) -> bool | int | str:
+def checked(name: str, value: str, kind: Any) -> bool | int | float | str:
     """The value of an argument; ValueError with its name if it is no such thing."""
     if kind is bool:
         if value.lower() not in ('true', 'false', '1', '0'):
@@ -104,6 +106,11 @@ def checked(name: str, value: str, kind: Any) -> bool | int | str:
         if not value.isdecimal():
             raise ValueError(f"{name} must be a whole number, not '{value}'")
         return int(value)
+    if kind is float:
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError(f"{name} must be a number, not '{value}'") from None
     if kind is not str and value not in kind:
         raise ValueError(f"{name} must be one of {', '.join(kind)}, not '{value}'")
     return value

@@ -1,18 +1,15 @@
-"""The way of one camera: ros2 launch kp2d_ros odometry.launch.py image:=/camera/image_raw
+"""Pose, path and map of a camera: ros2 launch kp2d_ros odometry.launch.py image:=/camera/image_raw
 
-Starts the keypoint node and the odometry node. Of one camera the scale is arbitrary: give
-camera_height:=1.2, the metres of the camera above a flat ground.
+Starts the keypoint node and the odometry node. The scale is arbitrary with one camera: give
+camera_height:=1.2, its height above a flat ground in metres. With stereo:=true it is metric.
 """
 
-from pathlib import Path
-
-from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
-from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
+from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 
-SHARE = Path(get_package_share_directory('kp2d_ros'))
+from kp2d_ros import launching as kp2d
 
 # Arguments that are parameters of the keypoint node; empty: as the parameter file has it.
 PARAMETERS = {
@@ -47,16 +44,28 @@ ARGUMENTS = [
         'camera_info', default_value='', description='its camera_info; empty: beside the image'
     ),
     DeclareLaunchArgument(
+        'stereo', default_value='false',
+        description='true: use a rectified stereo pair, left and right, instead of image',
+    ),
+    DeclareLaunchArgument(
+        'left', default_value='left/image_rect',
+        description='image topic of the left camera; camera_info is beside it',
+    ),
+    DeclareLaunchArgument(
+        'right', default_value='right/image_rect',
+        description='image topic of the right camera; camera_info is beside it',
+    ),
+    DeclareLaunchArgument(
         'namespace', default_value='kp2d', description='of the nodes and of what they publish'
     ),
     DeclareLaunchArgument(
         'params_file',
-        default_value=str(SHARE / 'config' / 'keypoints.yaml'),
+        default_value=str(kp2d.SHARE / 'config' / 'keypoints.yaml'),
         description='parameters of the keypoint node',
     ),
     DeclareLaunchArgument(
         'odometry_params_file',
-        default_value=str(SHARE / 'config' / 'odometry.yaml'),
+        default_value=str(kp2d.SHARE / 'config' / 'odometry.yaml'),
         description='parameters of the odometry node',
     ),
     *(
@@ -92,23 +101,26 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         return LaunchConfiguration(name).perform(context)
 
     def flag(name: str) -> bool:
-        return checked(name, text(name), bool)
+        return bool(kp2d.checked(name, text(name), bool))
 
     pushed = context.launch_configurations.get('ros_namespace', '')
-    namespace = absolute(text('namespace'), pushed)
-    image = absolute(text('image'), parent(namespace))
-    camera_info = absolute(
-        text('camera_info') or f'{parent(image)}/camera_info', parent(namespace)
-    )
-    both = given_parameters(text, BOTH)
-    keypoints = {**given_parameters(text, PARAMETERS), **both}
-    odometry = {**given_parameters(text, ODOMETRY_PARAMETERS), **both}
-    params_file = existing_file('params_file', text('params_file'))
-    odometry_file = existing_file('odometry_params_file', text('odometry_params_file'))
-    respawn = {'respawn': flag('respawn'), 'respawn_delay': 2.0}
+    namespace = kp2d.absolute(text('namespace'), pushed)
+    both = kp2d.given_parameters(text, BOTH)
+    keypoints = {**kp2d.given_parameters(text, PARAMETERS), **both}
+    odometry = {**kp2d.given_parameters(text, ODOMETRY_PARAMETERS), **both}
+    params_file = kp2d.existing_file('params_file', text('params_file'))
+    odometry_file = kp2d.existing_file('odometry_params_file', text('odometry_params_file'))
+    respawn = kp2d.respawning(text)
     local, rviz, vins = flag('local'), flag('rviz'), flag('vins_features')
+    shown = 'debug_image'
+    if flag('stereo'):
+        shown = 'left/debug_image'
+        keypoints['cameras'], odometry['stereo'] = ['left', 'right'], True
+        images, inputs = stereo_remappings(text, namespace)
+    else:
+        images, inputs = mono_remappings(text, namespace)
     if rviz:
-        require_package('rviz', 'rviz2')
+        kp2d.require_package('rviz', 'rviz2')
 
     def node(name: str, parameters: list, remappings: list) -> Node:
         return Node(
@@ -116,80 +128,40 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
             parameters=parameters, remappings=remappings, **respawn,
         )  # fmt: skip
 
-    actions: list[LaunchDescriptionEntity] = []
-    if local:
-        profile = str(SHARE / 'config' / 'fastdds.xml')
-        for name in ('FASTRTPS', 'FASTDDS'):  # until Jazzy, since Kilted
-            actions.append(SetEnvironmentVariable(f'{name}_DEFAULT_PROFILES_FILE', profile))
-    images = [('image', image), ('image/compressed', f'{image}/compressed')]
-    infos = [('camera_info', camera_info)]
-    actions.append(node('keypoint_node', [params_file, keypoints], [*images, *infos]))
-    actions.append(node('odometry_node', [odometry_file, odometry], infos))
+    actions: list[LaunchDescriptionEntity] = kp2d.fastdds_profile() if local else []
+    actions.append(node('keypoint_node', [params_file, keypoints], images))
+    actions.append(node('odometry_node', [odometry_file, odometry], inputs))
     if vins:
         sim_time = {k: v for k, v in both.items() if k == 'use_sim_time'}
-        actions.append(node('vins_node', [sim_time], []))
+        actions.append(node('vins_node', [sim_time], [r for r in inputs if r[0] == 'keypoints']))
     if rviz:
         actions.append(
             Node(
                 package='rviz2', executable='rviz2', namespace=namespace,
-                arguments=['-d', str(SHARE / 'config' / 'odometry.rviz')],
+                arguments=['-d', str(kp2d.SHARE / 'config' / 'odometry.rviz')],
                 remappings=[
-                    (f'/kp2d/{topic}', topic)
-                    for topic in ('debug_image', 'odometry', 'path', 'map_points')
+                    ('/kp2d/debug_image', shown),
+                    *((f'/kp2d/{topic}', topic) for topic in ('odometry', 'path', 'map_points')),
                 ],
             )
         )  # fmt: skip
     return actions
 
 
-def given_parameters(text, table) -> dict[str, bool | int | float | str]:
-    """Those that the user gave: they go before the parameter file's."""
-    return {
-        parameter: checked(argument, text(argument), kind)
-        for argument, (parameter, kind, _) in table.items()
-        if text(argument)
-    }
+def mono_remappings(text, namespace: str) -> tuple[list, list]:
+    """Of the keypoint node, of the odometry node."""
+    beside = kp2d.parent(namespace)
+    image = kp2d.absolute(text('image'), beside)
+    camera_info = kp2d.absolute(text('camera_info') or f'{kp2d.parent(image)}/camera_info', beside)
+    return kp2d.camera_remappings(image, camera_info), [('camera_info', camera_info)]
 
 
-def checked(name: str, value: str, kind) -> bool | int | float | str:
-    """The value of an argument; ValueError with its name if it is no such thing."""
-    if kind is bool:
-        if value.lower() not in ('true', 'false', '1', '0'):
-            raise ValueError(f"{name} must be 'true' or 'false', not '{value}'")
-        return value.lower() in ('true', '1')
-    if kind is int:
-        if not value.isdecimal():
-            raise ValueError(f"{name} must be a whole number, not '{value}'")
-        return int(value)
-    if kind is float:
-        try:
-            return float(value)
-        except ValueError:
-            raise ValueError(f"{name} must be a number, not '{value}'") from None
-    if kind is not str and value not in kind:
-        raise ValueError(f"{name} must be one of {', '.join(kind)}, not '{value}'")
-    return value
-
-
-def existing_file(name: str, path: str) -> str:
-    if not Path(path).expanduser().is_file():
-        raise ValueError(f"{name}: there is no file '{path}'")
-    return str(Path(path).expanduser())
-
-
-def require_package(argument: str, package: str) -> None:
-    try:
-        get_package_share_directory(package)
-    except PackageNotFoundError:
-        problem = f'{argument}:=true needs the package {package}, which is not installed'
-        raise ValueError(problem) from None
-
-
-def absolute(name: str, namespace: str) -> str:
-    """A name as seen from a namespace: '/robot', 'camera/image_raw' -> '/robot/camera/...'."""
-    return name if name.startswith('/') else f'/{namespace}/{name}'.replace('//', '/').rstrip('/')
-
-
-def parent(name: str) -> str:
-    """'/robot/kp2d' -> '/robot'."""
-    return name.rpartition('/')[0]
+def stereo_remappings(text, namespace: str) -> tuple[list, list]:
+    """Likewise. The left camera's keypoints are the odometry node's keypoints."""
+    images, inputs = [], [('keypoints', 'left/keypoints')]
+    for side, prefix in (('left', ''), ('right', 'right/')):
+        image = kp2d.absolute(text(side), kp2d.parent(namespace))
+        camera_info = f'{kp2d.parent(image)}/camera_info'
+        images += kp2d.camera_remappings(image, camera_info, f'{side}/')
+        inputs.append((f'{prefix}camera_info', camera_info))
+    return images, inputs

@@ -255,6 +255,22 @@ def test_odometry_launch_starts_both_nodes_and_restarts_them(launch, robot, doma
         robot.wait(lambda: running.output.count(said) == 2, 'its successor')
 
 
+def test_odometry_launch_of_a_stereo_pair(launch, robot, domain, model):
+    pytest.importorskip('nav_msgs')
+    with launch(
+        domain, '/robot', ODOMETRY, model=model, runtime='torch', threads=1, stereo='true',
+        left='front/left/image_rect', right='front/right/image_rect',
+    ) as running:  # fmt: skip
+        running.wait_for('waiting for keypoints on /robot/kp2d/left/keypoints')
+        running.wait_for('waiting for images on /robot/front/left/image_rect')
+        for side in ('left', 'right'):
+            for topic in (f'/robot/front/{side}/camera_info', f'/robot/kp2d/{side}/keypoints'):
+                robot.wait(lambda topic=topic: robot.node.count_subscribers(topic), topic)
+        status = robot.status('robot/kp2d/odometry_node: odometry')
+        values = {value.key: value.value for value in status.values}
+        assert values['scale'] == 'metres, by the stereo baseline'
+
+
 def test_odometry_launch_refuses_bad_arguments(launch, domain):
     with launch(domain, file=ODOMETRY, camera_height='high') as running:
         assert running.process.wait(60) == 1

@@ -72,8 +72,9 @@ class Feed:
         return self.stamp
 
     def send_pair(self, features, others) -> None:
+        """The right camera is 2 ms late, which is no reason not to pair them."""
         self.send(features)
-        header = Header(stamp=time_of(self.stamp), frame_id='right_optical_frame')
+        header = Header(stamp=time_of(self.stamp + 2 * 10**6), frame_id='right_optical_frame')
         rays = self.camera.rays(others.keypoints)
         self.right.publish(keypoints_to_cloud(header, others, rays, descriptor_format='int8'))
 

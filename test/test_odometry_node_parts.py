@@ -1,4 +1,4 @@
-"""The parts of the odometry node: axes, anchors, the ground, reports, pairs."""
+"""The parts of the odometry node: axes, anchors, the ground, reports."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from kp2d_ros.odometry.poses import (
     twist,
 )
 from kp2d_ros.odometry.report import ERROR, OK, WARN, OdometryHealth, assess
-from kp2d_ros.odometry.worker import Pairs
 
 
 @pytest.fixture
@@ -159,18 +158,6 @@ def test_baseline_of_a_pair():
     from dataclasses import replace
 
     assert stereo_baseline(replace(right, p=shifted), 0.0) == pytest.approx(0.12)
-
-
-def test_pairs_by_stamp():
-    lonely = []
-    pairs = Pairs(lambda: lonely.append(1))
-    assert pairs.add(0, 1, 'left 1') is None
-    assert pairs.add(1, 2, 'right 2') is None
-    assert pairs.add(1, 1, 'right 1') == ['left 1', 'right 1']
-    assert pairs.add(0, 2, 'left 2') == ['left 2', 'right 2']
-    for stamp in range(3, 20):
-        assert pairs.add(0, stamp, 'left') is None
-    assert len(lonely) == 7  # the others wait
 
 
 # Messages

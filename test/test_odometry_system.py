@@ -12,12 +12,14 @@ pytest.importorskip('skimage')
 from diagnostic_msgs.msg import DiagnosticStatus
 from nav_msgs.msg import Odometry as OdometryMessage
 from nav_msgs.msg import Path as PathMessage
-from robot import Process, keypoint_node
-from sensor_msgs.msg import CameraInfo, PointCloud2
+from robot import Process, image_message, keypoint_node
+from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_srvs.srv import Trigger
 from test_odometry_node import NAME, camera_poses, figures
 
+from kp2d_core.camera import pinhole_info
 from kp2d_core.odometry.trajectory import errors
+from kp2d_core.views import worlds
 from kp2d_core.views.worlds import room_path
 from kp2d_ros.camera.moving_view import MovingCamera
 from kp2d_ros.clouds import read_points
@@ -143,3 +145,56 @@ def check_overflow(robot, odometry_node, clouds) -> None:
     assert robot.wait(warned, 'the warning').level == DiagnosticStatus.WARN
     dropped = int(figures(robot)['frames dropped'])
     assert 0 < odometry_node.output.count(SLOW) < dropped
+
+
+def test_from_the_images_of_a_stereo_pair_to_metres(tmp_path, robot, domain):
+    """As odometry.launch.py connects them: the left camera's keypoints are the odometry's."""
+    baseline, size = 0.3, (320, 240)
+    scene, camera = worlds.ring(worlds.photographs()), worlds.view_camera(size)
+    poses = worlds.ring_path(0.1, 0.3)
+    beside = np.eye(4)
+    beside[0, 3] = baseline
+    sides = {'left': np.eye(4), 'right': beside}
+    with (
+        keypoint_node(
+            tmp_path / 'keypoints', domain, 'small', runtime='onnxruntime', max_keypoints=500,
+            cameras='[left, right]',
+        ),
+        node(
+            tmp_path / 'odometry', 'odometry_node', domain, '-r', 'keypoints:=left/keypoints',
+            '-r', 'camera_info:=left/camera_info', stereo='true', diagnostics_period=0.1,
+        ) as odometry_node,
+    ):  # fmt: skip
+        odometry_node.wait_for('waiting for keypoints on /kp2d/left/keypoints')
+        odometry = robot.listen(OdometryMessage, '/kp2d/odometry', 100)
+        images, infos, messages = {}, {}, {}
+        for side, mount in sides.items():
+            images[side] = robot.publisher(Image, f'/kp2d/{side}/image', 5)
+            infos[side] = robot.publisher(CameraInfo, f'/kp2d/{side}/camera_info', 5)
+            info = pinhole_info(size, camera.matrix)
+            projection = list(info.p)
+            projection[3] = -camera.matrix[0, 0] * mount[0, 3]
+            messages[side] = CameraInfo(
+                width=size[0], height=size[1], distortion_model=info.distortion_model,
+                k=list(info.k), d=list(info.d), r=list(info.r), p=projection,
+            )  # fmt: skip
+        known = itertools.count(1)
+
+        def calibrated() -> bool:
+            for side in sides:
+                messages[side].header.stamp.sec = next(known)
+                infos[side].publish(messages[side])
+            return figures(robot)['camera_info'] == 'known'
+
+        robot.wait(calibrated, 'camera_info')
+        for number, pose in enumerate(poses):
+            stamp = 100 + number / 10
+            for side, mount in sides.items():
+                image = image_message(scene.view(camera, pose @ mount), stamp)
+                messages[side].header = image.header
+                infos[side].publish(messages[side])
+                images[side].publish(image)
+            robot.wait(lambda number=number: len(odometry) > number, f'a pose of pair {number}')
+        off = errors(camera_poses(odometry), poses)
+        assert off.scale == pytest.approx(1.0, abs=0.05)
+        assert figures(robot)['scale'] == 'metres, by the stereo baseline'

@@ -36,8 +36,9 @@ from kp2d_ros.odometry.follower import Follower, Step
 from kp2d_ros.odometry.outputs import OdometryOutputs, TFMessage
 from kp2d_ros.odometry.report import ARBITRARY, SLOW, OdometryHealth, status
 from kp2d_ros.odometry.settings import ODOMETRY_TABLE, OdometrySettings, changed
-from kp2d_ros.odometry.worker import FollowerThread, Job, Pairs
+from kp2d_ros.odometry.worker import FollowerThread, Job
 from kp2d_ros.process import run_node
+from kp2d_ros.stereo import Pairing
 
 SIDES = ('', 'right/')  # of the topics; the second with stereo only
 
@@ -96,7 +97,7 @@ class OdometryNode(PatientLifecycleNode):
         self._thread = FollowerThread(
             self._work, self._count, self._problem, self._settings.queue_size
         )
-        self._pairs = Pairs(lambda: self._count('unpaired'))
+        self._pairing: Pairing[PointCloud2] = Pairing(2)
         try:
             self._subscribe()
         except Exception as error:  # rclpy would swallow it
@@ -196,7 +197,10 @@ class OdometryNode(PatientLifecycleNode):
         now = self._since['keypoints'] = time.monotonic()
         clouds: list[Any] | None = [cloud]
         if self._settings.stereo:
-            clouds = self._pairs.add(side, nanoseconds(cloud.header.stamp), cloud)
+            tolerance = round(self._settings.sync_tolerance * 1e9)
+            stamp = nanoseconds(cloud.header.stamp)
+            clouds, unpaired = self._pairing.add(side, stamp, cloud, tolerance)
+            self._count('unpaired', unpaired)
         if clouds is None or self._thread is None:
             return
         self._count('received')
@@ -275,8 +279,8 @@ class OdometryNode(PatientLifecycleNode):
         else:
             self.get_logger().info(sentence)
 
-    def _count(self, kind: str) -> None:
-        self._health.frames[kind] += 1
+    def _count(self, kind: str, number: int = 1) -> None:
+        self._health.frames[kind] += number
 
     def _problem(self, kind: str, sentence: str) -> None:
         if not self.context.ok():  # the end of the process caught the thread at its work

@@ -32,6 +32,10 @@ class OdometrySettings:
         0.0, 'Baseline of the stereo pair in metres; 0: take it from P of right/camera_info.',
         range=(0.0, 100.0),
     )  # fmt: skip
+    sync_tolerance: float = fixed(
+        0.005, 'Pair keypoints of the left and the right camera if their stamps differ by at most '
+        'this many seconds.', range=(0.0, 1.0),
+    )  # fmt: skip
     queue_size: int = fixed(
         5, 'Queue at most this many frames; beyond that the oldest is dropped.',
         range=(1, 1000),

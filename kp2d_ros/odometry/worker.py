@@ -1,4 +1,4 @@
-"""The thread that follows the camera, behind a short queue; and pairs of stereo clouds."""
+"""The thread that follows the camera, behind a short queue."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kp2d_ros.worker import THREAD_NAME
-
-WAITING = 10  # clouds of one side that wait for the other side's
 
 
 @dataclass(frozen=True)
@@ -83,23 +81,3 @@ class FollowerThread:
                 self._count('failed')
                 trace = traceback.format_exc()
                 self._problem('failed', f'{type(error).__name__}: {error}\n{trace}')
-
-
-class Pairs:
-    """Left and right clouds with the same stamp."""
-
-    def __init__(self, unpaired: Callable[[], None]) -> None:
-        self._waiting: tuple[dict[int, Any], dict[int, Any]] = {}, {}
-        self._unpaired = unpaired
-
-    def add(self, side: int, stamp: int, cloud: Any) -> list[Any] | None:
-        """The pair that this cloud completes; 0 is the left side."""
-        other = self._waiting[1 - side].pop(stamp, None)
-        if other is not None:
-            return [cloud, other] if side == 0 else [other, cloud]
-        mine = self._waiting[side]
-        mine[stamp] = cloud
-        while len(mine) > WAITING:
-            del mine[min(mine)]
-            self._unpaired()
-        return None
