@@ -1,1 +1,1 @@
-"""Views made of a photograph: where one comes to lie in another, in which light. No torch."""
+"""Synthetic views with known geometry: homographies, light changes, 3D scenes. Without torch."""

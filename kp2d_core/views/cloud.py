@@ -1,6 +1,6 @@
-"""A world of points that have descriptors, and what a camera sees of it.
+"""A world of 3D points with descriptors, and the features that a camera sees of it.
 
-No image is drawn and no network is run, so that hours of a camera's way take minutes.
+No image is rendered and no network runs, so hours of motion are simulated in minutes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Cloud:
         count: int = 300,
         noise: float = 0.5,
     ) -> Features:
-        """The features of a camera at a pose (4, 4), camera to world.
+        """Return the features of a camera at a pose (4, 4), camera to world.
 
         count  features at most
-        noise  px, standard deviation of where they are seen, along x and along y
+        noise  standard deviation of their positions in px, along x and y
         """
         near = np.flatnonzero(np.abs(self.points - pose[:3, 3]).max(axis=1) < FAR)
         eye = (self.points[near] - pose[:3, 3]) @ pose[:3, :3]
@@ -54,7 +54,7 @@ class Cloud:
 
 
 def tube(way: Matrix, count: int, random: np.random.Generator, *, dimensions: int = 32) -> Cloud:
-    """So many points around the poses (N, 4, 4) of a way, 1.2 m to 3 m off it."""
+    """Place `count` points around a path of poses (N, 4, 4), 1.2 m to 3 m away from it."""
     chosen = way[random.integers(0, len(way), count)]
     angle = random.uniform(0, 2 * np.pi, count)
     off = random.uniform(1.2, 3.0, count)

@@ -15,7 +15,7 @@ ROTATION_DRAWS = 20  # until one fits into the target; then the patch is not rot
 
 @dataclass(frozen=True)
 class HomographyConfig:
-    """The ranges that a homography from source to target is drawn from."""
+    """Ranges from which a homography from source to target is sampled."""
 
     crop: float = 0.7
     scale: tuple[float, float] = (0.8, 1.2)
@@ -40,7 +40,7 @@ class HomographyConfig:
 def sample_source_to_target(
     random: np.random.Generator, size: Size, config: HomographyConfig
 ) -> Matrix:
-    """A homography that takes pixels of the source to those of the target, both of `size`.
+    """Sample a homography from pixels of the source to pixels of the target, both of `size`.
 
     Where the source's four corners come to lie in the target is what is drawn: a centred patch of
     `crop` of the target, made a symmetric trapezium in both directions, scaled, stretched in some
@@ -75,7 +75,7 @@ def sample_source_to_target(
 
 
 def corners_to_corners(source: Matrix, target: Matrix) -> Matrix:
-    """The homography that takes four source points (4, 2) to four target points."""
+    """Compute the homography from four source points (4, 2) to four target points."""
     return np.asarray(
         cv2.getPerspectiveTransform(source.astype(np.float32), target.astype(np.float32)),
         np.float64,
@@ -94,7 +94,7 @@ def _stretch(points: Matrix, ratio: float, direction: float) -> Matrix:
 
 
 def _extent(points: Matrix) -> Matrix:
-    """Half the width and height of the points' bounding box."""
+    """Return half the width and height of the points' bounding box."""
     return np.asarray((points.max(axis=0) - points.min(axis=0)) / 2)
 
 

@@ -32,7 +32,7 @@ LIGHTS = 2  # images of a photograph in another light
 
 
 class ViewPair(NamedTuple):
-    """Two views of one photograph, and where pixels of the first come to lie in the second."""
+    """Two views of one photograph and the homography between their pixels."""
 
     first: Image
     second: Image
@@ -49,7 +49,7 @@ class ViewSequence(NamedTuple):
 
 @dataclass(frozen=True)
 class Framing:
-    """Which part of a photograph a pair shows."""
+    """The part of a photograph that a pair shows."""
 
     size: Size  # of both views
     whole: bool = True  # all of it, stretched to the size; else a part, with its proportions
@@ -65,7 +65,7 @@ def make_pair(
     light: PhotometricConfig,
     homography: HomographyConfig,
 ) -> ViewPair:
-    """A pair whose homography is drawn from `homography`, each view in a light of its own."""
+    """Make a pair with a homography sampled from `homography`; each view has its own light."""
     size = framing.size
     source_to_target = sample_source_to_target(random, size, homography)
     enlarged = max(1.0, 1 / pixels_per_view_pixel(source_to_target, size))
@@ -85,7 +85,7 @@ def make_pair(
 def sample_target_view(
     random: np.random.Generator, photograph: Size, framing: Framing, enlarged: float = 1.0
 ) -> Matrix:
-    """The matrix from pixels of the target view to those of the photograph.
+    """Return the matrix from pixels of the target view to pixels of the photograph.
 
     If the source is `enlarged` by a factor, the target shows more of the photograph, as far as
     there is more: else the source would be a blur, as no camera's view from nearby is.
@@ -148,7 +148,7 @@ def _in_light(view: Image, light: PhotometricConfig, random: np.random.Generator
 
 
 def render(photograph: Image, view_to_photograph: Matrix, size: Size) -> Image:
-    """The view of `size`, bilinear; beyond the photograph's edge, its mirror image."""
+    """Render the view of `size`, bilinear; mirror the photograph beyond its edge."""
     shrink = pixels_per_view_pixel(view_to_photograph, size)
     if shrink > ALIASING:
         given = size_of(photograph)

@@ -39,7 +39,7 @@ class PhotometricConfig:
 
 @dataclass(frozen=True)
 class SharedColour:
-    """What both images of a pair undergo alike: channels shuffled, colour dropped."""
+    """Colour changes that both images of a pair share: shuffled channels, no colour."""
 
     matrix: ColourMatrix
 
@@ -56,7 +56,7 @@ def sample_shared_colour(random: np.random.Generator, config: PhotometricConfig)
 def change_light(
     random: np.random.Generator, image: Image, shared: SharedColour, config: PhotometricConfig
 ) -> Image:
-    """The RGB image in another light, blurred or sharpened, with noise."""
+    """Change light and colour of an RGB image, blur or sharpen it, add noise."""
     jitter, contrast = sample_jitter(random, config)
     matrix = jitter @ shared.matrix
     mean = float(LUMA @ matrix @ np.array(cv2.mean(image)[:3]))
@@ -79,7 +79,7 @@ def change_light(
 def sample_jitter(
     random: np.random.Generator, config: PhotometricConfig
 ) -> tuple[ColourMatrix, float]:
-    """The matrix for brightness, saturation and hue, and the factor for contrast."""
+    """Sample the matrix for brightness, saturation and hue, and the factor for contrast."""
     saturation = random.uniform(*config.saturation)
     matrix = saturation * np.eye(3) + (1 - saturation) * GRAY
     matrix = rotate_hue(random.uniform(-config.hue, config.hue)) @ matrix
@@ -88,7 +88,7 @@ def sample_jitter(
 
 
 def rotate_hue(turns: float) -> ColourMatrix:
-    """The matrix that turns the hue by this share of the colour circle and keeps grays."""
+    """Return the matrix that rotates the hue by this share of a full turn and keeps grays."""
     c, s = np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)
     turn = np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
     return np.asarray(HUE_AXES.T @ turn @ HUE_AXES)

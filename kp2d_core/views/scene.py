@@ -1,4 +1,4 @@
-"""A scene with depth, made of flat pieces of photographs, and exact views of it.
+"""Render a 3D scene of textured planar pieces, with exact poses and depth.
 
 Each piece is seen through its own homography, and where several cover a pixel the nearest is seen.
 Inverse depth over a plane is linear in the image, so that even the comparison costs little.
@@ -25,7 +25,7 @@ _BITS = 4  # of a pixel, in corners
 
 @dataclass(frozen=True)
 class Texture:
-    """A photograph and its halves, quarters, and so on."""
+    """A photograph as an image pyramid."""
 
     photograph: Image  # RGB
 
@@ -41,7 +41,7 @@ class Texture:
 
 @dataclass(frozen=True)
 class Piece:
-    """A parallelogram of the world that shows a parallelogram of a photograph."""
+    """A parallelogram in the world, textured with a parallelogram of a photograph."""
 
     corner: Matrix  # (3,) of the world, x right, y down, z forward
     across: Matrix  # (3,) from the corner along the top
@@ -59,7 +59,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Scene:
-    """Views of it are exact: their poses are the truth."""
+    """Planar pieces that can be rendered from any pose."""
 
     pieces: Sequence[Piece]
 
@@ -68,9 +68,9 @@ class Scene:
         return np.array([piece.corners for piece in self.pieces])
 
     def view(self, camera: Camera, pose: Matrix, samples: int = 1) -> Image:
-        """RGB of a camera without distortion at a pose (4, 4), camera to world.
+        """Render the RGB image of a camera without distortion at a pose (4, 4), camera to world.
 
-        samples  in a pixel, across and down: more make its edges smooth
+        samples  per pixel in each direction: more samples give smoother edges
         """
         if samples == 1:
             return self.view_with_depth(camera, pose)[0]
@@ -80,7 +80,7 @@ class Scene:
         return np.asarray(cv2.resize(fine, camera.size, interpolation=cv2.INTER_AREA), np.uint8)
 
     def view_with_depth(self, camera: Camera, pose: Matrix) -> tuple[Image, NDArray[np.float32]]:
-        """The image, and the depth (z) of each pixel in m; infinite where there is nothing."""
+        """Render the image and the depth (z) of each pixel in m; infinite where nothing is."""
         if camera.fisheye or any(camera.distortion):
             raise ValueError('a scene is seen by cameras without distortion only')
         turn, centre = pose[:3, :3], pose[:3, 3]
@@ -155,7 +155,7 @@ def _draw(
 
 
 def _level(piece: Piece, corners: Matrix, camera: Camera) -> int:
-    """Which copy of the photograph has about as many pixels as are seen of the piece."""
+    """Choose the pyramid level whose resolution is nearest to that of the view."""
     depth = max(float(np.mean(np.maximum(corners[:, 2], NEAR))), NEAR)
     length = np.sqrt(np.linalg.norm(np.cross(piece.across, piece.down)))
     pixels = np.sqrt(abs(np.linalg.det(piece.on_texture[:2, :2])))
@@ -165,7 +165,7 @@ def _level(piece: Piece, corners: Matrix, camera: Camera) -> int:
 
 
 def _before_camera(corners: Matrix) -> Matrix:
-    """The part of a polygon (N, 3) that is further than NEAR."""
+    """Clip a polygon (N, 3) to the part further away than NEAR."""
     kept: list[Matrix] = []
     for here, there in zip(corners, np.roll(corners, -1, axis=0), strict=True):
         if here[2] > NEAR:

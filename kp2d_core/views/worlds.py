@@ -1,4 +1,4 @@
-"""Scenes to move through, and the ways of cameras in them."""
+"""3D scenes of photographs, and camera paths through them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIDE = 2.0  # m, of one piece of a wall
 
 
 def photographs() -> list[Image]:
-    """Those that scikit-image ships; FileError if it is not there."""
+    """Load the photographs of scikit-image; FileError if it is not installed."""
     spec = find_spec('skimage')
     folders = (spec.submodule_search_locations or []) if spec is not None else []
     found = [
@@ -40,7 +40,7 @@ def photographs() -> list[Image]:
 
 
 def view_camera(size: Size = (640, 480)) -> Camera:
-    """A camera that sees 65 degrees across."""
+    """Return a pinhole camera with a horizontal field of view of 65 degrees."""
     width, height = size
     focal = 0.78 * width
     matrix = np.array([[focal, 0, (width - 1) / 2], [0, focal, (height - 1) / 2], [0, 0, 1.0]])
@@ -48,7 +48,7 @@ def view_camera(size: Size = (640, 480)) -> Camera:
 
 
 def room(images: Sequence[Image], seed: int = 0, pieces_of_furniture: int = 14) -> Scene:
-    """A room of 9 m by 8 m with boxes in it; (0, 0, 0) is its middle, at a hand's height."""
+    """Build a room of 9 m by 8 m with boxes; (0, 0, 0) is its centre, at hand height."""
     random = np.random.default_rng(seed)
     builder = Builder(images, random)
     builder.walls([(-4.5, -4.0), (4.5, -4.0), (4.5, 4.0), (-4.5, 4.0)])
@@ -66,7 +66,7 @@ def room(images: Sequence[Image], seed: int = 0, pieces_of_furniture: int = 14) 
 def ring(
     images: Sequence[Image], seed: int = 0, width: float = 28.0, depth: float = 22.0
 ) -> Scene:
-    """A corridor 3 m wide around a block, whose middle line `ring_path` follows: 100 m around."""
+    """Build a ring corridor, 3 m wide and 100 m long; `ring_path` follows its centre line."""
     random = np.random.default_rng(seed)
     builder = Builder(images, random)
     for outward in (1.5, -1.5):
@@ -87,7 +87,7 @@ def ring(
 
 
 class Builder:
-    """Collects pieces, each with a part of a photograph that no other piece shows like it."""
+    """Collects pieces; each shows a different part of a photograph."""
 
     def __init__(self, images: Sequence[Image], random: np.random.Generator) -> None:
         self.textures = [Texture(image) for image in images]

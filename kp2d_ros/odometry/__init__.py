@@ -1,1 +1,1 @@
-"""The odometry node: keypoints in; the way of the camera and a map out."""
+"""The odometry node: from keypoints to the pose of the robot, its path and a map."""

@@ -1,7 +1,7 @@
-"""Follows the camera: keypoints of frame after frame in, poses of the robot's base out.
+"""Estimate poses of the robot's base from the keypoints of successive frames.
 
-What the node knows beyond the core's odometry: which calibration the keypoints were made with,
-when to begin anew, the scale, and where each map lies in the odometry frame.
+This adds to the odometry of kp2d_core: choosing the calibration, resetting, the scale, and the
+place of each map in the odometry frame.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TWIST_GAP = 1.0  # seconds between two poses beyond which there is no velocity
 
 @dataclass(frozen=True)
 class Step:
-    """What a frame gave."""
+    """The result of one frame."""
 
     stamp: int  # nanoseconds
     estimate: Estimate
@@ -42,7 +42,7 @@ class Step:
 
 
 class Follower:
-    """Thread-safe: `update` may run in one thread while others ask."""
+    """Runs the odometry. Thread-safe: other threads may read while `update` runs."""
 
     def __init__(self, settings: OdometrySettings) -> None:
         self._settings = settings
@@ -66,7 +66,7 @@ class Follower:
         self._path_version = getattr(self, '_path_version', -1) + 1
 
     def reset(self, why: str) -> None:
-        """The next frame is the first one."""
+        """Forget everything; the next frame is the first one."""
         with self._lock:
             self._reset(why)
 
@@ -79,7 +79,7 @@ class Follower:
     # Frames
 
     def update(self, keypoints: list[Keypoints], infos: list[Any], stamp: int) -> Step | None:
-        """Of one camera, or of the left and the right one; None: this frame has been before.
+        """Process the keypoints of one camera, or of left and right; None for a repeated stamp.
 
         ValueError if keypoints and calibration do not fit.
         """
@@ -154,7 +154,7 @@ class Follower:
         self._anchors[number] = anchored(first, base, self._mount, scale)
 
     def _first_pose(self, number: int, otherwise: Matrix) -> Matrix:
-        """Of the first frame of a map, which came before the one that completed it."""
+        """Return the pose of the first frame of a map: it precedes the completing frame."""
         assert self._odometry is not None
         _, poses = self._odometry.trajectory(number)
         return np.asarray(poses[0]) if len(poses) else otherwise
@@ -173,9 +173,9 @@ class Follower:
         return self._scales.get(number, 1.0)
 
     def _look_at_ground(self, estimate: Estimate) -> bool:
-        """Whether this keyframe has made the scale known.
+        """Estimate the scale from the ground; return whether it has become known just now.
 
-        Once known the scale of a map stays: the odometry frame must not jump again.
+        A known scale stays fixed for the map: the odometry frame must not jump again.
         """
         number = estimate.map_number
         ground = self._grounds.get(number)
@@ -197,7 +197,7 @@ class Follower:
 
     @property
     def scale(self) -> str:
-        """In words."""
+        """The scale in words, for people."""
         if self._settings.stereo:
             return 'metres, by the stereo baseline'
         if self._settings.scale:
@@ -215,9 +215,9 @@ class Follower:
     # What there is
 
     def path(self, version: int, known: int) -> tuple[int, list[int], Matrix]:
-        """Stamps and poses (N, 4, 4) of the base that are new to who knows so many of a version.
+        """Return the version of the path, and stamps and poses (N, 4, 4) of the base to append.
 
-        All of them, with another version, where those before have changed.
+        If the version differs from the one given, earlier poses changed and all are returned.
         """
         with self._lock:
             new = self._path[known if version == self._path_version else 0 :]
@@ -226,7 +226,7 @@ class Follower:
             return self._path_version, stamps, np.array(bases).reshape(-1, 4, 4)
 
     def map_points(self, radius: float = 0.0) -> Matrix:
-        """(N, 3) of the map of now, in the odometry frame; with a radius, about the base."""
+        """Return the points (N, 3) of the current map in the odometry frame, within a radius."""
         with self._lock:
             anchor = self._anchor()
             if anchor is None or self._odometry is None:
@@ -243,7 +243,7 @@ class Follower:
         return self._anchors.get(self._odometry.world.number)
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write the map of now and its trajectory; ValueError if there is none, FileError."""
+        """Write the current map and its trajectory; ValueError if there is none."""
         with self._lock:
             anchor = self._anchor()
             if anchor is None or self._odometry is None:
@@ -258,7 +258,7 @@ class Follower:
 
 
 def fitting_camera(keypoints: Keypoints, info: Any) -> Camera:
-    """The calibration that the keypoints' rays were made with: of raw images or of rectified ones.
+    """Find the calibration that the keypoints' rays agree with: of raw or of rectified images.
 
     ValueError if it is neither.
     """
@@ -282,7 +282,7 @@ def fitting_camera(keypoints: Keypoints, info: Any) -> Camera:
 
 
 def stereo_baseline(right: Any, given: float) -> float:
-    """Metres, from P of the right camera's camera_info unless it is given."""
+    """Return the baseline in metres: `given`, or else from P of the right camera."""
     if given:
         return given
     focal, shift = float(right.p[0]), float(right.p[3])
@@ -294,7 +294,7 @@ def stereo_baseline(right: Any, given: float) -> float:
 
 
 def write_ply(path: Path, points: Matrix) -> None:
-    """Binary, x y z as float32: MeshLab, CloudCompare, Open3D and COLMAP's tools read it."""
+    """Write a binary PLY file with x y z as float32."""
     header = (
         'ply\nformat binary_little_endian 1.0\ncomment kp2d map\n'
         f'element vertex {len(points)}\n'

@@ -1,4 +1,4 @@
-"""The scale of a map by the height of the camera above the ground that it sees."""
+"""Estimate the scale of a map from the height of the camera above the ground."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SPREAD = 0.1  # of their median, in which the middle half of them must lie; a ca
 
 
 def ground_height(points: Matrix, random: np.random.Generator) -> float | None:
-    """How far below the origin the ground lies; None if no plane shows.
+    """Fit the ground plane and return its distance below the origin; None if there is none.
 
-    points  (N, 3) about the camera, in axes with z up, in any unit
+    points  (N, 3) relative to the camera, z up, in any unit
     """
     points = points[np.isfinite(points).all(axis=1)]
     below = points[points[:, 2] < 0]
@@ -45,7 +45,7 @@ def ground_height(points: Matrix, random: np.random.Generator) -> float | None:
 
 
 def _planes(points: Matrix, random: np.random.Generator) -> tuple[Matrix, Matrix]:
-    """Normals (H, 3), upward, and heights (H,) of the origin above planes through 3 points."""
+    """Sample planes: normals (H, 3), upward, and heights (H,) of the origin above them."""
     three = points[random.integers(len(points), size=(HYPOTHESES, 3))]
     normals = np.cross(three[:, 1] - three[:, 0], three[:, 2] - three[:, 0])
     lengths = np.linalg.norm(normals, axis=1)
@@ -58,7 +58,7 @@ def _planes(points: Matrix, random: np.random.Generator) -> tuple[Matrix, Matrix
 
 
 def _refined(points: Matrix) -> float | None:
-    """The least squares of z = a x + b y + c."""
+    """Fit z = a x + b y + c by least squares."""
     columns = np.column_stack([points[:, :2], np.ones(len(points))])
     (a, b, c), *_ = np.linalg.lstsq(columns, points[:, 2], rcond=None)
     height = -c / np.sqrt(a * a + b * b + 1)
@@ -66,7 +66,7 @@ def _refined(points: Matrix) -> float | None:
 
 
 class GroundScale:
-    """Gathers estimates until enough of them agree."""
+    """Collects estimates of the ground height until enough of them agree."""
 
     def __init__(self, camera_height: float) -> None:
         self.camera_height = camera_height
@@ -74,7 +74,7 @@ class GroundScale:
         self._random = np.random.default_rng(0)
 
     def add(self, points: Matrix) -> None:
-        """Of a keyframe: map points about the camera, z up, in units of the map."""
+        """Add a keyframe: map points relative to the camera, z up, in units of the map."""
         height = ground_height(points, self._random)
         if height is not None:
             self._heights = [*self._heights[-(3 * AGREEING) :], height]
@@ -85,7 +85,7 @@ class GroundScale:
 
     @property
     def scale(self) -> float | None:
-        """Metres a unit of the map; None: not known yet."""
+        """Metres per unit of the map; None: not known yet."""
         if len(self._heights) < AGREEING:
             return None
         heights: NDArray[np.float64] = np.array(self._heights)

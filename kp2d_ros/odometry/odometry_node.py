@@ -1,4 +1,4 @@
-"""The odometry node: keypoints in; odometry, path and map out. A lifecycle node."""
+"""The odometry node: a lifecycle node that publishes odometry, path and map from keypoints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SIDES = ('', 'right/')  # of the topics; the second with stereo only
 
 
 class OdometryNode(PatientLifecycleNode):
-    """configure makes the outputs, activate subscribes, deactivate stops, cleanup forgets all."""
+    """configure creates the publishers, activate subscribes, cleanup deletes the map."""
 
     def __init__(
         self, name: str = 'odometry_node', *, namespace: str = 'kp2d', **options: Any
@@ -128,7 +128,7 @@ class OdometryNode(PatientLifecycleNode):
         return super().on_shutdown(state)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """A transition threw: back to unconfigured, with nothing left of it."""
+        """Return to unconfigured after a transition threw."""
         self._stop()
         self._free()
         return SUCCESS
@@ -239,7 +239,7 @@ class OdometryNode(PatientLifecycleNode):
         self._tell(step, now)
 
     def _publish_map(self) -> None:
-        """Path and map as they are after the last frame."""
+        """Publish path and map as of the last frame."""
         follower, outputs, stamp = self._follower, self._outputs, self._untold
         if follower is None or outputs is None or stamp is None:
             return
@@ -248,7 +248,7 @@ class OdometryNode(PatientLifecycleNode):
         outputs.publish_map(follower, stamp, self._settings.map_radius)
 
     def _tell(self, step: Step, now: float) -> None:
-        """Of every change of state, once; and of the scale."""
+        """Log each change of state once, and when the scale becomes known."""
         estimate, before = step.estimate, self._health.last
         self._health.last = estimate
         placed = estimate.pose is not None

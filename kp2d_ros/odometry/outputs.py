@@ -1,4 +1,4 @@
-"""What the odometry node publishes: odometry, path, map points and transforms."""
+"""Publishers of the odometry node: odometry, path, map points and transforms."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class OdometryOutputs:
         self._lock = threading.Lock()  # of the path
 
     def publish(self, step: Step, camera_frame: str) -> None:
-        """Of a frame with a pose."""
+        """Publish odometry and transforms of a frame with a pose."""
         settings = self._settings
         message = odometry_message(step, settings.odom_frame, settings.base_frame)
         self._publishers['odometry'].publish(message)
@@ -122,7 +122,7 @@ class OdometryOutputs:
             self._tf.publish(TFMessage(transforms=transforms))
 
     def publish_map(self, follower: Follower, stamp: int, radius: float) -> None:
-        """The path so far and the points of the map; from any thread."""
+        """Publish the path and the map points; may be called from any thread."""
         with self._lock:
             self._publish_map(follower, stamp, radius)
 
@@ -135,7 +135,7 @@ class OdometryOutputs:
             self._publishers['map_points'].publish(points_cloud(header, points))
 
     def _grown_path(self, follower: Follower, header: Header) -> Path:
-        """Only what is new is made into messages: that takes longer than to send them."""
+        """Convert only the new poses: conversion takes longer than sending."""
         known = self._path.poses
         version, stamps, poses = follower.path(self._path_version, len(known))
         if version != self._path_version:

@@ -1,4 +1,4 @@
-"""From the camera's axes to those of a robot (REP 103), and from maps to one odometry frame.
+"""Convert optical axes to body axes (REP 103), and poses in maps to the odometry frame.
 
 The core's poses are of an optical frame: x right, y down, z forward. A body has x forward, y
 left, z up.
@@ -33,7 +33,7 @@ def mounting(camera_pose: Sequence[float]) -> Matrix:
 
 
 def scaled(poses: Matrix, scale: float) -> Matrix:
-    """Poses (..., 4, 4) in a map of another scale."""
+    """Scale the translations of poses (..., 4, 4)."""
     result = poses.copy()
     result[..., :3, 3] *= scale
     return result
@@ -41,7 +41,7 @@ def scaled(poses: Matrix, scale: float) -> Matrix:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where a map lies in the odometry frame."""
+    """The place of a map in the odometry frame."""
 
     world: Matrix  # (4, 4): the map's axes in the odometry frame, in m
     scale: float  # m a unit of the map
@@ -56,20 +56,20 @@ class Anchor:
 
 
 def anchored(pose: Matrix, base: Matrix, mount: Matrix, scale: float) -> Anchor:
-    """So that the camera's pose in the map is where the base is in the odometry frame."""
+    """Place a map such that the camera's pose in it corresponds to the given pose of the base."""
     return Anchor(base @ mount @ invert(scaled(pose, scale)), scale)
 
 
 @dataclass(frozen=True)
 class Twist:
-    """In the base frame, as nav_msgs/Odometry wants it."""
+    """Velocity in the base frame, as in nav_msgs/Odometry."""
 
     linear: Matrix  # (3,) m/s
     angular: Matrix  # (3,) rad/s
 
 
 def twist(before: Matrix, now: Matrix, seconds: float) -> Twist:
-    """The mean between two poses (4, 4) of the base."""
+    """Return the mean velocity between two poses (4, 4) of the base."""
     if seconds <= 0:
         return Twist(np.zeros(3), np.zeros(3))
     step = invert(before) @ now
@@ -77,10 +77,10 @@ def twist(before: Matrix, now: Matrix, seconds: float) -> Twist:
 
 
 def pose_covariance(base: Matrix, way: float, scale_known: bool) -> Matrix:
-    """(6, 6) of x, y, z and rotations about them, by how far the base has come.
+    """Return the covariance (6, 6) of position and rotation; it grows with the distance moved.
 
-    A position whose scale is not known may be off by as much as it is away: a filter that
-    fuses it then goes by the rotation.
+    If the scale is unknown, the variance of the position exceeds its distance from the origin,
+    so that a filter relies on the rotation only.
     """
     position = 0.01 + DRIFT * way
     if not scale_known:

@@ -1,4 +1,4 @@
-"""What the odometry node says of itself: its state, figures, advice."""
+"""Diagnostics of the odometry node: state, figures, advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOW = (
 
 @dataclass
 class OdometryHealth:
-    """What the node knows of itself when it reports. Times are seconds ago; None: never."""
+    """The data of a report. Times are seconds ago; None: never."""
 
     topic: str
     active: bool = False
@@ -55,7 +55,7 @@ class OdometryHealth:
 
 
 def assess(health: OdometryHealth) -> tuple[bytes, str]:
-    """The level and the one sentence that matters most."""
+    """Return the level and the most important message."""
     if not health.active:
         return OK, 'not active'
     if health.problem:

@@ -1,4 +1,4 @@
-"""The odometry node's settings: their defaults, what they mean, which values they may have."""
+"""Settings of the odometry node: defaults, descriptions, allowed values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_pose(value: Any) -> None:
 
 @dataclass(frozen=True)
 class OdometrySettings:
-    """All of them."""
+    """All settings."""
 
     # The input.
     stereo: bool = fixed(
@@ -63,8 +63,8 @@ class OdometrySettings:
     )  # fmt: skip
     # Bounds.
     max_keyframes: int = fixed(
-        500, 'Keep at most this many keyframes; beyond that the oldest are dropped. A keyframe '
-        'takes about half a MB.',
+        500, 'Keep at most this many keyframes; beyond that, redundant ones are dropped. A '
+        'keyframe takes about 0.3 MB.',
         range=(20, 100_000),
     )  # fmt: skip
     path_length: int = fixed(
@@ -97,7 +97,7 @@ ODOMETRY_TABLE = {
 
 
 def changed(settings: OdometrySettings, values: Mapping[str, Any]) -> OdometrySettings:
-    """With these values; names that are no settings are passed over."""
+    """Return the settings with these values; ignore names that are not settings."""
     known = {name: value for name, value in values.items() if name in ODOMETRY_TABLE}
     if 'camera_pose' in known:
         known['camera_pose'] = tuple(known['camera_pose'])

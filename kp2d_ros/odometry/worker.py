@@ -1,4 +1,4 @@
-"""The thread that follows the camera, behind a short queue."""
+"""The thread that runs the odometry, with a short queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kp2d_ros.worker import THREAD_NAME
 
 @dataclass(frozen=True)
 class Job:
-    """The clouds of one moment, with the calibrations that were known when they came."""
+    """The clouds of one frame, with the calibrations known when they arrived."""
 
     clouds: list[Any]
     infos: list[Any]
@@ -22,7 +22,7 @@ class Job:
 
 
 class FollowerThread:
-    """Works off jobs in their order; the oldest goes if there are too many."""
+    """Processes jobs in order; drops the oldest if the queue is full."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class FollowerThread:
         problem: Callable[[str, str], None],
         longest: int,
     ) -> None:
-        """problem(kind, sentence) hears of every frame that is 'damaged' or has 'failed'."""
+        """Call problem(kind, sentence) for each frame that is 'damaged' or has 'failed'."""
         self._work = work
         self._count = count
         self._problem = problem
@@ -44,7 +44,7 @@ class FollowerThread:
         self._thread.start()
 
     def submit(self, job: Job) -> int:
-        """Queue a job; return how many older ones had to go for it."""
+        """Queue a job; return how many older jobs were dropped for it."""
         dropped = 0
         with self._changed:
             self._jobs.append(job)
@@ -56,7 +56,7 @@ class FollowerThread:
         return dropped
 
     def stop(self, timeout: float) -> None:
-        """End after the frame in work."""
+        """Stop after the current frame."""
         with self._changed:
             self._closed = True
             for _ in self._jobs:
