@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import random_checkpoint
 from safetensors.numpy import save
-from wild import damaged, examples, values
+from wild import damage, damaged, examples, values
 
 from kp2d_core.camera import Camera, read_calibration
 from kp2d_core.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -123,10 +123,10 @@ def model_file() -> bytes:
 
 
 @examples(30)
-@given(damaged(model_file(), 12_000))
+@given(damage(model_file(), 12_000))
 def test_model_files(folder, data):
     path = folder / 'm.safetensors'
-    path.write_bytes(data)
+    path.write_bytes(data())
     try:
         found = load_checkpoint(path)
     except FileError:
@@ -148,10 +148,10 @@ def authors_file(zipped: bool) -> bytes:
 
 
 @examples(20)
-@given(st.booleans().flatmap(lambda zipped: damaged(authors_file(zipped), 14_000)))
+@given(st.booleans().flatmap(lambda zipped: damage(authors_file(zipped), 14_000)))
 def test_authors_files(folder, data):
     path = folder / 'a.ckpt'
-    path.write_bytes(data)
+    path.write_bytes(data())
     try:
         read_reference_checkpoint(path)
     except FileError as error:
@@ -164,10 +164,10 @@ def exported_file() -> bytes:
 
 
 @examples(20)
-@given(damaged(exported_file()))
+@given(damage(exported_file()))
 def test_exported_files(folder, data):
     path = folder / 'm.onnx'
-    path.write_bytes(data)
+    path.write_bytes(data())
     try:
         read_exported(path)
     except FileError:
