@@ -167,8 +167,8 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
             return say(OK, 'loading', f'{health.loading}, {health.loading_for:.0f} s so far')
         return say(OK, 'not active', 'not active')
     if health.busy_for > max(HANG, 10 * summary.inference_p50) and not health.loading:
-        return say(ERROR, 'hangs', f'the model has been at one frame for {health.busy_for:.0f} s '
-                   'and answers nothing: restart the node; if it hangs again, try another '
+        return say(ERROR, 'hangs', f'the model has worked on one frame for {health.busy_for:.0f} '
+                   's without an answer: restart the node; if it hangs again, try another '
                    'runtime')  # fmt: skip
     if since['failed']:
         every = not since['processed'] and 'every frame fails'
@@ -176,7 +176,7 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
                    f'{health.last_problem}. The log has the traceback; if it is the model, try '
                    'another runtime, or precision: fp32')  # fmt: skip
     if since['damaged']:
-        return say(WARN, 'damaged', f'{since["damaged"]} frames were not usable: '
+        return say(WARN, 'damaged', f'{since["damaged"]} frames could not be used: '
                    f'{health.last_problem}')  # fmt: skip
     if health.incompatible:
         return say(WARN, 'incompatible', f'a publisher of {topic} offers another '
@@ -188,8 +188,8 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
         if not health.publishers:
             return say(WARN, 'nobody publishes',
                        f'nobody publishes {topic}: start the camera, or remap image')  # fmt: skip
-        return say(WARN, 'silence', f'no image on {topic} though it has a publisher: is the '
-                   'camera running, and is image_transport right?')  # fmt: skip
+        return say(WARN, 'silence', f'no image on {topic}, although it has a publisher: check '
+                   'that the camera runs and that image_transport matches it')  # fmt: skip
     if not health.enabled:
         return say(OK, 'disabled', 'disabled by the service')
     if not health.wanted:
@@ -198,18 +198,18 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
         return say(WARN, 'loading', f'no keypoints yet: {health.loading}, '
                    f'{health.loading_for:.0f} s so far')  # fmt: skip
     if health.refused:
-        return say(WARN, 'refused', f'{health.refused}; the settings before it stay in use')
+        return say(WARN, 'refused', f'{health.refused}; the previous settings stay in use')
     if health.bad_camera_info or health.uncalibrated:
         return say(WARN, 'calibration', health.bad_camera_info or health.uncalibrated)
     if summary.black > 0.5:
-        return say(WARN, 'black', 'the camera shows black: is the lens covered, is there light, '
-                   'is the exposure right?')  # fmt: skip
+        return say(WARN, 'black', 'the images are black: check the lens cap, the light and the '
+                   'exposure')  # fmt: skip
     if summary.textureless > 0.5:
         return say(
             WARN,
             'no texture',
-            'no texture: the image has almost no points that can be recognised again. Is it a '
-            'blank wall, out of focus, or badly exposed?',
+            'no texture: the image has almost no distinct points; check focus and exposure, or '
+            'turn the camera away from a blank wall',
         )
     if since['unpaired'] > 0.1 * received:
         return say(WARN, 'unpaired', f'{since["unpaired"]} of {received} images had no partner of '
@@ -230,19 +230,19 @@ def against_loss(middleware: str) -> str:
     if 'fastrtps' in middleware:
         return (
             "start the camera and this node with this package's Fast DDS profile "
-            '(config/fastdds.xml), or ease the load of this machine'
+            '(config/fastdds.xml), or reduce the load on this machine'
         )
     if 'cyclonedds' in middleware:
         return (
             'raise the receive buffer (sysctl net.core.rmem_max=8388608, and '
-            'SocketReceiveBufferSize in CYCLONEDDS_URI), or ease the load of this machine'
+            'SocketReceiveBufferSize in CYCLONEDDS_URI), or reduce the load on this machine'
         )
     if 'zenoh' in middleware:
         return (
-            'enable shared memory in the Zenoh session configuration, or ease the load of this '
+            'enable shared memory in the Zenoh session configuration, or reduce the load on this '
             'machine'
         )
-    return 'give the middleware larger buffers, or ease the load of this machine'
+    return 'give the middleware larger buffers, or reduce the load on this machine'
 
 
 def status(
@@ -296,7 +296,7 @@ class Console:
         if loading:
             self._logger.info(assessment.message)
         elif well_again:
-            self._logger.info(f'all is well again: {assessment.message}')
+            self._logger.info(f'recovered: {assessment.message}')
         elif assessment.level == ERROR:
             self._logger.error(assessment.message)
         else:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.features import Float
+from kp2d_core.geometry import scale_matrix, warp_points
 from kp2d_core.images import Image
 from kp2d_ros.pipeline import Result
 
@@ -52,8 +53,8 @@ class Overlay:
         zoom = 2 if image.shape[1] < SMALL else 1
         if zoom > 1:
             canvas = cv2.resize(canvas, None, fx=zoom, fy=zoom, interpolation=cv2.INTER_CUBIC)
-        # Of the middle of a pixel: after doubling, it is between two.
-        points = (result.features.keypoints + 0.5) * zoom - 0.5
+        moved = warp_points(result.features.keypoints, scale_matrix(zoom, zoom))
+        points = moved.astype(np.float32)
         layer = Layer(canvas.shape[1], canvas.shape[0])
         if result.tracks is None:
             self._past.clear()

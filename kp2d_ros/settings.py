@@ -107,8 +107,9 @@ class Settings:
     # The input.
     cameras: tuple[str, ...] = configured(
         ('',), 'Names of the cameras, such as [left, right]: each has its topics (left/image, '
-        'left/keypoints), all are detected in at once, and what several see is matched. One empty '
-        'name: a single camera, with the topics image, keypoints.',
+        'left/keypoints). The images of all cameras run as one batch, and keypoints that two '
+        'cameras see are matched. One empty name: a single camera, with the topics image, '
+        'keypoints.',
         values='1 to 8 names', verify=check_cameras,
     )  # fmt: skip
     sync_tolerance: float = setting(

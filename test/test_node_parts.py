@@ -202,12 +202,17 @@ WELL = Health(topic='/image', active=True, since_image=0.1, publishers=1)
         (WELL, {'received': 30}, OK, '12.0 Hz'),
         (replace(WELL, last_problem='it broke'), {'failed': 1}, ERROR, 'every frame fails: it br'),
         (WELL, {'failed': 2, 'processed': 9}, ERROR, '2 frames failed'),
-        (replace(WELL, busy_for=9.0), {}, ERROR, 'at one frame for 9 s'),
+        (replace(WELL, busy_for=9.0), {}, ERROR, 'on one frame for 9 s'),
         (replace(WELL, busy_for=9.0, loading='compiling'), {}, WARN, 'no keypoints yet: compili'),
         (replace(WELL, active=False, loading='loading', loading_for=7.0), {}, OK, '7 s so far'),
         (replace(WELL, since_image=None, active_for=0.5), {}, OK, 'waiting for images'),
-        (replace(WELL, refused='too large'), {}, WARN, 'too large; the settings before it stay'),
-        (replace(WELL, last_problem='too small'), {'damaged': 2}, WARN, '2 frames were not us'),
+        (replace(WELL, refused='too large'), {}, WARN, 'too large; the previous settings stay'),
+        (
+            replace(WELL, last_problem='too small'),
+            {'damaged': 2},
+            WARN,
+            '2 frames could not be us',
+        ),
         (replace(WELL, incompatible='RELIABILITY'), {}, WARN, 'reliability to auto'),
         (replace(WELL, since_image=None, publishers=0), {}, WARN, 'nobody publishes /image'),
         (replace(WELL, since_image=9.0), {}, WARN, 'no image on /image'),
@@ -232,7 +237,7 @@ def test_what_the_camera_shows_is_judged(photographs):
     photograph = photographs['coffee'][:240, :320]
     wall = np.full_like(photograph, 140)
     for image, words in (
-        (photograph * 0, 'shows black'),
+        (photograph * 0, 'are black'),
         (wall, 'no texture'),
         (photograph, 'Hz'),
     ):
@@ -266,8 +271,8 @@ def test_the_console_hears_of_changes_and_not_too_often():
     console.tell(broken, 40.0)
     console.tell(well, 80.0)
     assert heard.lines == [
-        'warning: 3 of 9', 'info: all is well again: 9 Hz', 'warning: 3 of 9',
-        'info: all is well again: 9 Hz', 'error: it broke', 'info: all is well again: 9 Hz',
+        'warning: 3 of 9', 'info: recovered: 9 Hz', 'warning: 3 of 9',
+        'info: recovered: 9 Hz', 'error: it broke', 'info: recovered: 9 Hz',
     ]  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_a_model_that_hangs_is_reported_and_never_doubled(robot, node, picture, 
     images.publish(image_message(picture, 1.1))
     robot.wait(lambda: robot.status().level == DiagnosticStatus.ERROR, 'an error')
     message = robot.status(fresh=False).message
-    assert 'at one frame for' in message and 'restart the node' in message
+    assert 'on one frame for' in message and 'restart the node' in message
     workers = [t for t in threading.enumerate() if t.name == THREAD_NAME]
     assert not done(robot, change(robot, Transition.TRANSITION_DEACTIVATE), 'a refusal')
     assert state(robot) == State.PRIMARY_STATE_ACTIVE

@@ -28,7 +28,8 @@ from kp2d_core.threads import usable_cores
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--models', nargs='+', default=['v4', 'small'],
-        help='shipped models, model files, or variants of the network (with random weights)',
+        help='shipped models, model files, or variants of the network with random weights '
+        '(default: v4 small)',
     )  # fmt: skip
     parser.add_argument(
         '--sizes', nargs='+', type=size, default=[(320, 240), (640, 480)], metavar='WxH',
@@ -36,9 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         '--precisions', nargs='+', choices=PRECISIONS, default=['fp32', 'int8'],
-        help='precisions to measure',
+        help='precisions to measure (default: fp32 int8)',
     )  # fmt: skip
-    parser.add_argument('--runtimes', nargs='+', metavar='NAME', help='measure only these')
+    parser.add_argument(
+        '--runtimes', nargs='+', metavar='NAME', help='measure only these (default: all)'
+    )
     parser.add_argument(
         '--top-k', type=positive, metavar='K',
         help='number of keypoints (default: 300; 1000 from 640x480 on)',

@@ -26,12 +26,12 @@ from kp2d_core.odometry.recordings import SCENES, Recording, open_recording
 from kp2d_core.visualize import write_image
 
 DESCRIPTION = """\
-Reconstructs cameras and points from photographs or from a recording: a COLMAP model that COLMAP,
-hloc, and whatever reads COLMAP's files can open.
+Reconstruct cameras and points from photographs or from a recording. Write a COLMAP model, which
+COLMAP, hloc and many other programs read.
 
-IMAGES are image files or folders of photographs, in any order; or one recording, whose frames
-follow each other: a folder in the layout of KITTI or TUM, a bag with camera_info, a film with
---calibration, or a made scene. See `kp2d odometry --help`."""
+IMAGES are image files or folders of photographs in any order, or one recording: a folder in
+the layout of KITTI or TUM, a bag with camera_info, a film with --calibration, or a made scene. See
+`kp2d odometry --help`."""
 EXAMPLES = """\
 examples:
   kp2d map photos -o model                              the cameras' focal lengths are found
@@ -39,7 +39,7 @@ examples:
   kp2d map drive.mcap --every 5 -o model
   kp2d map kitti/00 -o model
 
-model/ then holds cameras.bin, images.bin, points3D.bin, points3D.ply and database.db."""
+The folder then contains cameras.bin, images.bin, points3D.bin, points3D.ply and database.db."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('images', nargs='+', metavar='IMAGES', help='photographs or a recording')
     parser.add_argument(
-        '-o', '--output', type=Path, required=True, metavar='DIR', help='folder of the model'
+        '-o', '--output', type=Path, required=True, metavar='DIR', help='folder to write'
     )
     parser.add_argument(
         '--calibration', type=Path, metavar='FILE',
-        help="of the one camera that took all images: a YAML file of ROS's camera_calibration",
+        help="calibration of the camera that took all images: a YAML file from ROS's "
+        'camera_calibration (default: estimate the focal length)',
     )  # fmt: skip
-    parser.add_argument('--topic', metavar='TOPIC', help='of the images of a bag')
+    parser.add_argument('--topic', metavar='TOPIC', help='image topic of a bag')
     parser.add_argument(
         '--every', type=positive, default=1, metavar='N',
         help='take only every N-th frame of a recording (default: %(default)s)',
     )  # fmt: skip
     parser.add_argument(
         '--sequence', action='store_true',
-        help='the images follow each other: match each with those after it, in order of name',
+        help='match each image only with those that follow it by name, as in a video',
     )  # fmt: skip
     add_model_arguments(parser)
     add_detection_arguments(parser)

@@ -34,7 +34,7 @@ BLOCK = 2  # one point of each BLOCK x BLOCK cells has its descriptor compared w
 CLEAR = 3.0  # px, beyond which an error says nothing of how exact a right location is
 
 
-class View(NamedTuple):
+class ViewPoints(NamedTuple):
     """The points of one view of each pair."""
 
     scores: Tensor  # (B, N)
@@ -91,12 +91,12 @@ def place_loss(
     return total, parts | {'total': total.detach()}
 
 
-def flatten_view(maps: Maps, cell: int, margin: float) -> View:
+def flatten_view(maps: Maps, cell: int, margin: float) -> ViewPoints:
     rows, columns = maps.scores.shape[-2:]
     points = maps.keypoints.flatten(2).transpose(1, 2)
     centres = cell_centres(rows, columns, cell, points).flatten(2).transpose(1, 2)
     within = (points.detach() - centres).abs().amax(-1) <= cell / 2 + margin
-    return View(
+    return ViewPoints(
         maps.scores.flatten(1),
         maps.coarse.flatten(2).transpose(1, 2),
         points,
@@ -107,8 +107,8 @@ def flatten_view(maps: Maps, cell: int, margin: float) -> View:
 
 
 def one_way(
-    source: View,
-    target: View,
+    source: ViewPoints,
+    target: ViewPoints,
     matrices: Tensor,
     cells: tuple[int, int],
     cell: int,
