@@ -211,14 +211,14 @@ class KeypointNode(PatientLifecycleNode):
             return False
         self._worker = self._active_since = None
         for each in self._inputs:
-            each.hear_no_images()
+            self.destroy_with(each.hear_no_images)
         return True
 
     def _free(self) -> None:
         for camera, outputs in zip_longest(self._inputs, self._outputs):
-            camera.close()
+            self.destroy_with(camera.close)
             if outputs is not None:
-                outputs.close()
+                self.destroy_with(outputs.close)
         self._inputs, self._outputs = [], []
         self._pipeline = self._pairing = None
         self._health.model = self._health.runtime = ''

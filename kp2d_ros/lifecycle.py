@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from rclpy.task import Future
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 THREAD_NAME = 'kp2d transition'
+PATIENCE = 10.0  # seconds that an executor may take to come to its next task
 Transition = Callable[[LifecycleState], TransitionCallbackReturn]
 
 
@@ -62,6 +64,35 @@ class PatientLifecycleNode(LifecycleNode):
 
         if self._under_way.acquire(blocking=False):
             self._in_thread(run)
+
+    def destroy_with(self, work: Callable[[], object]) -> None:
+        """Do work that destroys what the executor waits for; in a transition, in its thread.
+
+        From another thread it may catch the executor between two looks at the same thing, and
+        rclpy's executors die of that.
+        """
+        executor = self.executor
+        if executor is None or threading.current_thread().name != THREAD_NAME:
+            work()
+            return
+        claimed, done = threading.Lock(), threading.Event()
+        errors: list[Exception] = []
+
+        def run() -> None:
+            if claimed.acquire(blocking=False):
+                try:
+                    work()
+                except Exception as error:  # the executor must not see it
+                    errors.append(error)
+                done.set()
+
+        executor.create_task(run)
+        end = time.monotonic() + PATIENCE
+        while not done.wait(0.1):
+            if not self.context.ok() or time.monotonic() > end:  # nobody spins any more
+                run()
+        if errors:
+            raise errors[0]
 
     def _in_thread(self, work: Callable[[], None]) -> Future:
         """Done when the work is; `_under_way` is held until then."""

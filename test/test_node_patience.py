@@ -12,6 +12,7 @@ from lifecycle_msgs.msg import State, Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters
 from rclpy.context import Context
+from rclpy.event_handler import EventHandler
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from robot import image_message
@@ -142,3 +143,17 @@ def test_a_model_that_always_throws_is_an_error(robot, node, picture, capfd):
     time.sleep(0.2)
     printed = capfd.readouterr().err
     assert 'Traceback' in printed and 'every frame fails: ValueError: a bug of ours' in printed
+
+
+def test_what_a_transition_destroys_the_executor_does_not_trip_over(robot, node, monkeypatch):
+    """It looks at what it waits for several times; here, slowly."""
+    add = EventHandler.add_to_wait_set
+
+    def slowly(handler, wait_set):
+        time.sleep(0.002)
+        add(handler, wait_set)
+
+    monkeypatch.setattr(EventHandler, 'add_to_wait_set', slowly)
+    again = (Transition.TRANSITION_ACTIVATE, Transition.TRANSITION_DEACTIVATE) * 3
+    for number in (Transition.TRANSITION_CONFIGURE, *again, Transition.TRANSITION_CLEANUP):
+        assert done(robot, change(robot, number), 'a transition')

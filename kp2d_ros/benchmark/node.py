@@ -24,7 +24,7 @@ from kp2d_ros.startup import use_fastdds_profile
 if TYPE_CHECKING:
     from kp2d_ros.benchmark.rig import Rig
 
-PARTS = ('overhead', 'overload', 'stereo', 'soak', 'shutdown')
+PARTS = ('overhead', 'overload', 'stereo', 'soak', 'changes', 'shutdown')
 OVERHEAD = 6.0  # ms, at most
 LAG = 2.5  # inference times, at most
 STEREO = 1.3  # times the rate of two nodes, at least
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--soak',
         type=real_number(least=0),
         default=600.0,
-        help='length of the soak part, in seconds',
+        help='length of the soak part, and of the changes part, in seconds',
     )
     parser.add_argument(
         '--domain', type=whole_number(0, 232), default=91,
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     print(f'{report["machine"]}, load {report["load"]:.1f}: 640x480, 1000 keypoints')
     measures = {
         'overhead': overhead, 'overload': overload, 'stereo': stereo, 'soak': soak,
-        'shutdown': shutdown,
+        'changes': changes,        'shutdown': shutdown,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         for part in args.parts:
@@ -207,6 +207,8 @@ def stereo(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One picture after the other, the next as soon as the keypoints of the last are here."""
+    from kp2d_ros.benchmark.changes import growth
+
     memory: list[float] = []
     times: list[float] = []
     with rig(args, folder) as bench:
@@ -235,18 +237,37 @@ def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     accounted = counts['received'] + counts['lost'] == sent and counts['received'] == sum(
         counts[name] for name in ('processed', 'dropped', 'skipped', 'damaged', 'failed')
     )
-    # The first third is for caches to fill.
     third = len(memory) // 3
-    growth = float(np.polyfit(times[third:], memory[third:], 1)[0]) * 60 if third > 1 else 0.0
+    grown = growth(times, memory)
     return {
-        'rate_hz': rate, 'memory_mb': memory[::10], 'growth_mb_per_minute': growth,
+        'rate_hz': rate, 'memory_mb': memory[::10], 'growth_mb_per_minute': grown,
         'threads': [threads, threads_after], 'sent': sent, **counts,
-        'met': abs(growth) <= GROWTH and accounted and threads_after <= threads,
+        'met': abs(grown) <= GROWTH and accounted and threads_after <= threads,
         'sentence': (
             f'{args.soak:.0f} s at {rate:.1f} Hz: {memory[third]:.0f} MB to {memory[-1]:.0f} MB '
-            f'({growth:+.2f} MB a minute), threads {threads} to {threads_after}; of {sent} frames '
+            f'({grown:+.2f} MB a minute), threads {threads} to {threads_after}; of {sent} frames '
             f'{counts["processed"]} processed, {counts["dropped"]} dropped, {counts["lost"]} '
             f'lost, {"all" if accounted else "NOT all"} accounted for'
+        ),
+    }  # fmt: skip
+
+
+def changes(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Settings, image sizes and lifecycle states change all the time, with small images."""
+    from kp2d_ros.benchmark.changes import growth, memory_under
+
+    with rig(args, folder) as bench:
+        bench.ready()
+        times, memory, unanswered = memory_under(bench, args.soak)
+    grown, middle = growth(times, memory), memory[len(memory) // 3]
+    return {
+        'seconds': times, 'memory_mb': memory, 'growth_mb_per_minute': grown,
+        'changes': len(memory), 'unanswered': unanswered,
+        'met': grown <= GROWTH and not unanswered,
+        'sentence': (
+            f'{len(memory)} changes in {times[-1]:.0f} s: {middle:.0f} MB after a third, '
+            f'{memory[-1]:.0f} MB in the end, {max(memory):.0f} MB at most ({grown:+.2f} MB a '
+            f'minute); {unanswered} frames without an answer'
         ),
     }  # fmt: skip
 

@@ -66,13 +66,11 @@ class Rig:
         self.figures: dict[str, str] = {}
         self.answers: dict[int, float] = {}  # stamp in ns -> seconds from publishing to receiving
         self.sent: dict[int, float] = {}
+        self._clients: dict[str, Any] = {}
         self._images = self.node.create_publisher(Image, '/kp2d/image', 1)
         self.node.create_subscription(PointCloud2, '/kp2d/keypoints', self._answered, 2)
         self.node.create_subscription(DiagnosticArray, '/diagnostics', self._diagnosed, 10)
-        view = MovingView(default_photograph(), SIZE)
-        messages = [image_message(Header(), p.image, 'rgb8')
-                    for p in itertools.islice(view.pictures(), 60)]  # fmt: skip
-        self._pictures = itertools.cycle([*messages, *messages[::-1]])  # to and fro: no jump
+        self.show(SIZE)
 
     def __enter__(self) -> Rig:
         return self
@@ -88,6 +86,12 @@ class Rig:
     def end(self, how: signal.Signals = signal.SIGINT) -> float:
         """Seconds from the signal to the end of the process."""
         return end_process(self.process, how)
+
+    def show(self, size: tuple[int, int], count: int = 60) -> None:
+        """Pictures of this size from now on."""
+        pictures = itertools.islice(MovingView(default_photograph(), size).pictures(), count)
+        messages = [image_message(Header(), each.image, 'rgb8') for each in pictures]
+        self._pictures = itertools.cycle([*messages, *messages[::-1]])  # to and fro: no jump
 
     def publish(self) -> int:
         """The next picture; its stamp."""
@@ -169,11 +173,12 @@ class Rig:
         return os.pread(self._log.fileno(), size, 0).decode(errors='replace')
 
     def _call(self, kind: type, name: str, request: Any) -> None:
-        client = self.node.create_client(kind, name)
-        self.spin(client.service_is_ready)
-        future = client.call_async(request)
+        if name not in self._clients:
+            self._clients[name] = self.node.create_client(kind, name)
+            self.spin(self._clients[name].service_is_ready)
+            self.spin(lambda: False, 0.5)  # the node finds the client a little later
+        future = self._clients[name].call_async(request)
         self.spin(future.done)
-        self.node.destroy_client(client)
 
     def _answered(self, cloud: PointCloud2) -> None:
         stamp = cloud.header.stamp.sec * 10**9 + cloud.header.stamp.nanosec

@@ -145,7 +145,7 @@ class OdometryNode(PatientLifecycleNode):
     def _stop(self) -> None:
         self._health.active = False
         for subscription in self._subscriptions_:
-            self.destroy_subscription(subscription)
+            self.destroy_with(partial(self.destroy_subscription, subscription))
         self._subscriptions_ = []
         if self._thread is not None:
             self._thread.stop(timeout=60.0 if self.context.ok() else 0.4)
@@ -153,7 +153,7 @@ class OdometryNode(PatientLifecycleNode):
 
     def _free(self) -> None:
         if self._outputs is not None:
-            self._outputs.destroy()
+            self.destroy_with(self._outputs.destroy)
         self._outputs = self._follower = None
         self._health.last = None
         self._infos.clear()
