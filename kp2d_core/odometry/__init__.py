@@ -1,4 +1,4 @@
-"""From features to the motion of the camera, and a map of what it saw."""
+"""Visual odometry: from features to the motion of the camera and a sparse map."""
 
 from kp2d_core.odometry.frames import Rig
 from kp2d_core.odometry.odometry import Estimate, Odometry, State

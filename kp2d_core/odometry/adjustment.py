@@ -1,4 +1,4 @@
-"""Bundle adjustment by Levenberg and Marquardt, the points eliminated (Schur's complement).
+"""Bundle adjustment: Levenberg-Marquardt with the Schur complement over the points.
 
 In NumPy, with the work in a few large products: ten frames and a thousand points take some
 milliseconds a step, where handing them over to another library takes as long.
@@ -108,7 +108,7 @@ def robust_cost(off: Matrix, threshold: float) -> float:
 
 
 def adjust(problem: Problem, steps: int = 10, threshold: float = 2.0) -> float:
-    """Improve poses and points in place; the cost that is left.
+    """Improve poses and points in place; return the remaining cost.
 
     threshold  residuals, in standard deviations, from which on an observation counts less
     """
@@ -172,7 +172,7 @@ def _chunks(problem: Problem) -> list[Chunk]:
 def _step(
     problem: Problem, linear: Linear, chunks: list[Chunk], damping: float
 ) -> tuple[Matrix, Matrix]:
-    """Poses and points after one damped step of Gauss and Newton."""
+    """Return poses and points after one damped Gauss-Newton step."""
     by_pose, by_point, off = linear.by_pose, linear.by_point, linear.off
     free = np.flatnonzero(~problem.fixed)
     place = np.full(len(problem.poses), -1)

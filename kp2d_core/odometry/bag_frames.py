@@ -1,4 +1,4 @@
-"""Frames of one camera, or of two, out of a bag with their camera_info."""
+"""Read the frames of one or two cameras, with camera_info, from a ROS bag."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOGETHER = 0.005  # s within which images of two cameras are of one moment
 def open_frames(
     path: Path, topics: Sequence[str], stereo: bool
 ) -> tuple[Rig, Callable[[], Iterator[Shot]], int]:
-    """Of the given topics, or of the one or two that there are; and how many there may be."""
+    """Open the given image topics, or the only ones; return rig, frames and their number."""
     wanted = 2 if stereo else 1
     with open_bag(path) as reader:
         there = sorted({connection.topic for connection in image_connections(reader, path)})
@@ -76,7 +76,7 @@ def open_frames(
 
 
 def _stamp(message: Any, time: int) -> float:
-    """The header's time in s; that of the recording where it has none."""
+    """Return the header's time in s, or the recording's if the header has none."""
     stamp = message.header.stamp
     seconds = float(stamp.sec) + stamp.nanosec * 1e-9
     return seconds if seconds > 0 else time * 1e-9

@@ -1,4 +1,4 @@
-"""What the odometry remembers: frames, the points that they see, the map of both."""
+"""The data of the odometry: frames, the points that they observe, maps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = ('positions', 'descriptors', 'alive', 'born', 'expected', 'found', 'se
 
 @dataclass(frozen=True)
 class Rig:
-    """Cameras that are fixed to each other. The first is the one whose poses are given."""
+    """Cameras with fixed relative poses. Poses of the rig are those of the first camera."""
 
     cameras: tuple[Camera, ...]
     mounts: Matrix  # (C, 4, 4): each camera from the first
@@ -47,7 +47,7 @@ class Rig:
 
 @dataclass
 class Frame:
-    """Features of one moment, of all cameras of the rig one after the other."""
+    """The features of all cameras of the rig at one time, concatenated."""
 
     index: int
     stamp: float

@@ -1,4 +1,4 @@
-"""Pose graph: what loops say, spread over the way between."""
+"""Pose graph: distribute the correction of loops over the trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that were seen twice: found by retrieval, proved by geometry, brought together."""
+"""Loop closure: find loops by retrieval, verify them by geometry, correct the map."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = 12  # of the adjustment of everything
 
 @dataclass(frozen=True)
 class Loop:
-    """Two keyframes that see the same place as different points."""
+    """Two keyframes that observe the same place as different map points."""
 
     first: Frame
     second: Frame
@@ -47,7 +47,7 @@ class Loop:
 def find_loops(
     first: Map, second: Map, settings: Settings, random: np.random.Generator
 ) -> list[Loop]:
-    """Within a map (given twice) or between two."""
+    """Find loops within a map (pass it twice) or between two maps."""
     retrieval = Retrieval()
     loops: list[Loop] = []
     if not first.keyframes:
@@ -74,14 +74,14 @@ def find_loops(
 
 
 def _way(world: Map) -> dict[int, float]:
-    """How far the camera had gone at each keyframe."""
+    """Return the length of the path at each keyframe."""
     centres = np.array([invert(frame.pose)[:3, 3] for frame in world.keyframes])
     steps = np.linalg.norm(np.diff(centres, axis=0, prepend=centres[:1]), axis=1)
     return dict(zip((f.index for f in world.keyframes), np.cumsum(steps).tolist(), strict=True))
 
 
 def _believable(loop: Loop, way: dict[int, float]) -> bool:
-    """Whether the odometry can have drifted as far as the loop says.
+    """Return whether drift can explain the correction that the loop demands.
 
     Two places may look the same, such as two doors of one kind.
     """
@@ -106,7 +106,7 @@ def prove(
     settings: Settings,
     random: np.random.Generator,
 ) -> Loop | None:
-    """The loop, if enough points of both keyframes are brought together by one similarity."""
+    """Verify a loop: one similarity must align enough points of both keyframes."""
     rows = [np.flatnonzero((f.points >= 0) & (f.camera == 0)) for f in (first, second)]
     if first_map is second_map:
         shared = np.isin(first.points[rows[0]], second.points[rows[1]]).sum()
@@ -142,7 +142,7 @@ def close_loops(
     settings: Settings,
     on_scale: Callable[[Frame, float], None],
 ) -> None:
-    """Bring the places together, all keyframes and points with them, and adjust everything.
+    """Correct all keyframes and points for the loops, then adjust everything.
 
     on_scale  is told of keyframes whose surroundings are now so many times as large
     """

@@ -1,4 +1,4 @@
-"""Keyframes: new points, points seen again, the local adjustment, what is forgotten."""
+"""Mapping: insert keyframes, triangulate and merge points, adjust, cull."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALIVE = 0.6  # share of the points below which the room of the dead ones is give
 
 
 def add_keyframe(world: Map, frame: Frame, settings: Settings) -> None:
-    """Make a tracked frame a keyframe, and the map better by it."""
+    """Insert a tracked frame as a keyframe and improve the map with it."""
     world.keyframes.append(frame)
     known = frame.points >= 0
     world.descriptors[frame.points[known]] = frame.features.descriptors[known]
@@ -42,7 +42,7 @@ def add_keyframe(world: Map, frame: Frame, settings: Settings) -> None:
 
 
 def neighbours(world: Map, frame: Frame, count: int) -> list[Frame]:
-    """The keyframes that see most of what a frame sees, itself left out, best first."""
+    """Return the keyframes that share most points with a frame, best first."""
     mine = np.zeros(world.count, bool)
     mine[frame.points[frame.points >= 0]] = True
     shared = [
@@ -54,7 +54,7 @@ def neighbours(world: Map, frame: Frame, count: int) -> list[Frame]:
 
 
 def local_points(world: Map, frames: list[Frame]) -> Ints:
-    """All points that any of the frames sees."""
+    """Return all points that any of the frames observes."""
     if not frames:
         return np.empty(0, np.int64)
     numbers = np.unique(np.concatenate([frame.points for frame in frames]))
@@ -62,14 +62,14 @@ def local_points(world: Map, frames: list[Frame]) -> Ints:
 
 
 def depth_of(world: Map, frame: Frame, percent: float) -> float:
-    """How far away so many percent of the points are that a frame sees."""
+    """Return a percentile of the depths of the points that a frame observes."""
     points = frame.points[frame.points >= 0]
     depth = project(frame.pose, world.positions[points])[1]
     return float(np.percentile(depth, percent)) if len(depth) else 1.0
 
 
 def partners(world: Map, frame: Frame, near: list[Frame]) -> list[Frame]:
-    """Neighbours to make points with: far enough off, and not all at one place."""
+    """Choose neighbours to triangulate with: far enough away, and not all at one place."""
     centre = invert(frame.pose)[:3, 3]
     depth = depth_of(world, frame, 50)
     chosen: list[Frame] = []
@@ -84,7 +84,7 @@ def partners(world: Map, frame: Frame, near: list[Frame]) -> list[Frame]:
 
 
 def make_points(world: Map, other: Frame, frame: Frame, settings: Settings) -> int:
-    """Points of features that belong to none yet; how many."""
+    """Triangulate points from features without one; return their number."""
     sides = []
     for view in (other, frame):
         free = np.flatnonzero((view.points < 0) & (view.camera == 0))
@@ -108,7 +108,7 @@ def make_points(world: Map, other: Frame, frame: Frame, settings: Settings) -> i
 
 
 def look_again(world: Map, other: Frame, frame: Frame, settings: Settings) -> None:
-    """See the frame's points in another keyframe too, and merge those it sees as other points."""
+    """Search the frame's points in another keyframe, and merge duplicates."""
     candidates = np.setdiff1d(frame.points[frame.points >= 0], other.points)
     if not len(candidates):
         return
@@ -131,7 +131,7 @@ def look_again(world: Map, other: Frame, frame: Frame, settings: Settings) -> No
 
 
 def adjust_locally(world: Map, frame: Frame, settings: Settings) -> None:
-    """Adjust the frames around a keyframe; those around them hold."""
+    """Adjust the keyframes around a keyframe; hold their neighbours fixed."""
     near = neighbours(world, frame, settings.window + settings.anchors - 1)
     moving, held = [frame, *near[: settings.window - 1]], near[settings.window - 1 :]
     first = world.keyframes[0]
@@ -150,7 +150,7 @@ def adjust_locally(world: Map, frame: Frame, settings: Settings) -> None:
 def adjust_frames(
     world: Map, moving: list[Frame], held: list[Frame], settings: Settings, steps: int
 ) -> float:
-    """Adjust, drop the outliers, and give the cost of an observation."""
+    """Adjust, drop outliers, and return the mean cost per observation."""
     frames = [*moving, *held]
     fixed = [False] * len(moving) + [True] * len(held)
     problem, numbers = world.problem(frames, fixed)

@@ -1,4 +1,4 @@
-"""Visual odometry: features of one frame after the other in, the pose of the camera out."""
+"""Visual odometry: estimate the pose of the camera from features, frame by frame."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_PLACED = 100_000  # frames whose poses are kept: an hour; beyond, every sec
 
 
 class State(str, Enum):
-    """What a frame's estimate is worth."""
+    """The state of the odometry at a frame."""
 
     STARTING = 'starting'  # no map yet: the camera has to move
     TRACKING = 'tracking'
@@ -42,7 +42,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one frame, at the time that it came."""
+    """The estimate of a frame at the time that it arrived."""
 
     stamp: float
     state: State
@@ -56,7 +56,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class Placed:
-    """A frame by the keyframe it was tracked against, which the adjustment moves later."""
+    """A frame relative to its keyframe, which later adjustments move."""
 
     stamp: float
     map_number: int
@@ -65,13 +65,13 @@ class Placed:
 
 
 class Odometry:
-    """Follows a calibrated camera, or a rig of them.
+    """Tracks a calibrated camera or a rig of several.
 
     >>> odometry = Odometry(camera)
     >>> estimate = odometry.update(detector.detect(image, nms_radius=3), stamp)
     >>> if estimate.pose is not None: ...
 
-    Of one camera the scale is arbitrary: the points of the first frame are at 1 in the median.
+    The scale of one camera is arbitrary: the median depth of the first keyframe is 1.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Odometry:
         return Starter(self.rig, self.settings, self._random)
 
     def update(self, features: Features | Sequence[Features], stamp: float) -> Estimate:
-        """The estimate of the next frame; of a rig, features of each camera in its order."""
+        """Process the next frame; for a rig, pass the features of each camera in order."""
         parts = [features] if isinstance(features, Features) else list(features)
         if len(parts) != len(self.rig.cameras):
             raise ValueError(
@@ -282,9 +282,9 @@ class Odometry:
     # What there is
 
     def trajectory(self, map_number: int | None = None) -> tuple[Matrix, Matrix]:
-        """Times (N,) and poses (N, 4, 4) camera to world, of a map (default: that of now).
+        """Return times (N,) and poses (N, 4, 4), camera to world, of a map (default: current).
 
-        Of all its frames, those before the start too, as the keyframes lie now.
+        All its frames are included, also those before the start, by the current keyframes.
         """
         if map_number is None:
             map_number = self.world.number if self.world is not None else 0
@@ -294,7 +294,7 @@ class Odometry:
         return np.array([p.stamp for p in placed]), poses
 
     def points(self, map_number: int | None = None) -> Matrix:
-        """(N, 3) points of a map (default: that of now) that three keyframes or more see."""
+        """Return the points (N, 3) of a map (default: current) with 3 or more observations."""
         world = self.world
         if map_number is not None:
             world = next((w for w in self.maps if w.number == map_number), None)
@@ -304,9 +304,9 @@ class Odometry:
         return np.asarray(world.positions[: world.count][often])
 
     def finish(self, loops: bool = True) -> int:
-        """Join maps that meet, close loops, adjust everything: `trajectory` is then the final one.
+        """Join maps, close loops and adjust everything; `trajectory` is then final.
 
-        How many loops there were.
+        Return the number of loops.
         The odometry can go on afterwards; it then has to find its place first.
         """
         with one_blas_thread():

@@ -1,4 +1,4 @@
-"""The pose of one frame, of points whose place is known."""
+"""The pose of a frame from known 3D points (PnP)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIAGONAL = np.diag_indices(6)
 
 @dataclass(frozen=True)
 class Sight:
-    """Points of the world and where a frame sees them, row by row."""
+    """World points and their observations in a frame, row by row."""
 
     points: Matrix  # (N, 3)
     seen: Matrix  # (N, 2) x / z, y / z
@@ -43,7 +43,7 @@ def distances(sight: Sight, pose: Matrix) -> Matrix:
 
 
 def refine(sight: Sight, pose: Matrix, steps: int = 10, threshold: float = 2.0) -> Matrix:
-    """The pose (4, 4, from the world) nearby that fits best; outliers count little (Cauchy)."""
+    """Refine a pose (4, 4, from the world) by robust least squares (Cauchy)."""
     if len(sight) < 3:
         return pose
     for _ in range(steps):
@@ -89,7 +89,7 @@ def _slopes(sight: Sight, body: Matrix) -> tuple[Matrix, Matrix, Bools]:
 
 
 def find(sight: Sight, threshold: float, random: np.random.Generator) -> Matrix | None:
-    """A pose from scratch, by RANSAC; None if there is none.
+    """Estimate a pose without a prediction, by RANSAC; None if there is none.
 
     threshold  in standard deviations. Only what the frame's own camera sees is used.
     """

@@ -1,4 +1,4 @@
-"""A COLMAP model out of our features: which images to match, and the mapping."""
+"""Make a COLMAP model from our features: choose image pairs, run the mapping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHIPPED = ('cameras.bin', 'images.bin', 'points3D.bin')  # of a model; others ma
 
 @dataclass(frozen=True)
 class Model:
-    """What was reconstructed; of several models the largest."""
+    """Figures of the largest reconstructed model."""
 
     folder: Path
     images: int
@@ -37,10 +37,10 @@ class Model:
 
 
 def choose_map_pairs(features: Sequence[Features], sequence: bool) -> list[Pair]:
-    """Pairs of images that are worth matching.
+    """Choose the pairs of images to match.
 
-    Of a few images all. Of a sequence each with those that follow, and with some that look alike,
-    which closes loops; of other images each with those that look most like it.
+    Few images: all pairs. A sequence: each image with the following ones, and with similar ones,
+    which closes loops. Many images: each with the most similar ones.
     """
     count = len(features)
     if count <= FEW and not sequence:
@@ -71,11 +71,11 @@ def reconstruct(
     seed: int = 0,
     on_image: Callable[[], None] = lambda: None,
 ) -> Model:
-    """COLMAP's incremental mapping of a database; FileError if nothing comes of it.
+    """Run COLMAP's incremental mapping on a database; FileError if there is no model.
 
     The largest model is written to `output`, further ones to folders 1, 2, ... in it.
-    calibrated  the cameras are known: they are not to be changed
-    on_image    is called for each image that finds its place
+    calibrated  the cameras are known: do not change them
+    on_image    called for each registered image
     """
     import pycolmap
 
@@ -116,7 +116,7 @@ def reconstruct(
 
 
 def apart(models: Sequence[Any]) -> list[Any]:
-    """The first model, and of the others those with images that no model before has."""
+    """Return the first model, and the others that have images of their own."""
     kept: list[Any] = []
     known: set[str] = set()
     for model in models:
@@ -147,7 +147,7 @@ def is_model(folder: Path) -> bool:
 
 
 def keep_others(folder: Path, ours: Iterable[str]) -> None:
-    """FileError if a folder holds what is not ours, which would be mixed with a model."""
+    """Raise FileError if a folder contains files of others."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What the odometry can follow: recorded sequences, bags, films, made scenes; with the truth."""
+"""Recordings to run the odometry on: KITTI, TUM, bags, videos, rendered scenes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCENE_RATE = 15.0  # Hz
 
 @dataclass(frozen=True)
 class Recording:
-    """Frames in the order of time."""
+    """Frames in order of time, with the ground truth if there is one."""
 
     name: str
     rig: Rig
@@ -42,7 +42,7 @@ class Recording:
         return len(self.rig.cameras) > 1
 
     def every(self, step: int) -> Recording:
-        """Only each so many-th frame."""
+        """Keep only every n-th frame."""
         if step == 1:
             return self
         return replace(
@@ -62,7 +62,7 @@ def open_recording(
     truth: Path | None = None,
     size: Size = (640, 480),
 ) -> Recording:
-    """What the text names; FileError or ValueError in a sentence if there is no such thing.
+    """Open the recording that `text` names; FileError or ValueError if it cannot be used.
 
     A folder in the layout of KITTI (image_0/, calib.txt) or TUM (rgb.txt, intrinsics.txt), a
     folder of images or a film with a calibration, a bag with camera_info, or one of SCENES.

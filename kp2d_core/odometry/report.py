@@ -1,4 +1,4 @@
-"""What runs of the odometry gave: a table, plots of the path, files, one HTML page."""
+"""Report runs of the odometry: a table, plots of the path, files, an HTML page."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def write_ply(path: str | Path, points: Matrix) -> None:
 
 
 def write_json(path: str | Path, runs: list[Run], recording: Recording) -> None:
-    """Every run's figures."""
+    """Write the figures of all runs."""
 
     def entry(run: Run) -> dict[str, Any]:
         found = score(run, recording)
@@ -173,7 +173,7 @@ def plot_path(runs: list[Run], recording: Recording) -> bytes:
 
 
 def _aligned(run: Run, recording: Recording, mine: Any) -> tuple[Matrix, Matrix | None]:
-    """The final poses, brought onto the truth where there is one, and how far they are off."""
+    """Return the final poses, aligned with the ground truth if there is one, and their errors."""
     poses = run.final[mine]
     if recording.truth is None or len(mine) < 3:
         return poses, None
@@ -187,7 +187,7 @@ def _aligned(run: Run, recording: Recording, mine: Any) -> tuple[Matrix, Matrix 
 
 
 def write_html(folder: Path, runs: list[Run], recording: Recording) -> Path:
-    """One page that needs nothing else."""
+    """Write a self-contained HTML page."""
     found = rows(runs, recording)
     columns = [name for name in COLUMNS if any(name in row for row in found.values())]
     seeds = max(run.seed for run in runs) + 1

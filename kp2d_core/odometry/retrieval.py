@@ -1,8 +1,8 @@
-"""Which keyframes show the same place: by descriptors alone, whatever made them.
+"""Image retrieval: find keyframes that show the same place, by any kind of descriptor.
 
-Each frame is summed up as one vector (VLAD, Jegou et al. 2010): what its descriptors have left
-beside the nearest of a few words, word by word. The words come out of the run's own first frames,
-so that nothing has to be trained or shipped, and new weights, or SIFT, need nothing new.
+Each frame becomes one VLAD vector (Jegou et al. 2010): the residuals of its descriptors to their
+nearest visual words, summed for each word. The words are learned from the first frames of the run.
+Hence no vocabulary has to be shipped, and new weights, or SIFT, need no new one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDS = 10  # of k-means
 
 
 class Retrieval:
-    """Frames by number, and which of them are most like another."""
+    """A database of frames that can be searched for similar ones."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ class Retrieval:
         self._keep(number, summary(descriptors, self._words))
 
     def query(self, descriptors: Float, count: int) -> list[tuple[int, float]]:
-        """The most similar frames and how similar they are (-1 to 1), best first."""
+        """Return the most similar frames and their similarity (-1 to 1), best first."""
         if self._words is None:
             self._learn()
         if self._words is None or not self._numbers:
@@ -58,7 +58,7 @@ class Retrieval:
             del self._numbers[row]
 
     def _learn(self) -> None:
-        """The words, of the frames so far."""
+        """Learn the words from the frames so far."""
         rows = [rows for _, rows in self._waiting if len(rows)]
         if not rows:
             return
@@ -82,7 +82,7 @@ class Retrieval:
 
 
 def summary(descriptors: Float, words: Float) -> Float:
-    """One unit vector of descriptors (N, D): (WORDS * D,)."""
+    """Compute the VLAD vector (WORDS * D,) of descriptors (N, D)."""
     if not len(descriptors):
         return np.zeros(words.size, np.float32)
     nearest = (descriptors @ words.T).argmax(axis=1)

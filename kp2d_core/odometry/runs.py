@@ -1,4 +1,4 @@
-"""Runs of the odometry over recordings, with any features, and what they are worth."""
+"""Run the odometry on recordings with any features, and score the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPREADS = (24.0, 16.0, 12.0, 8.0, 6.0, 4.0, 3.0)  # px between points, as many a
 
 @dataclass(frozen=True)
 class Method:
-    """Features to run the odometry with."""
+    """A feature extractor and the settings for it."""
 
     name: str
     extract: Extract
@@ -70,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Score:
-    """A run against the truth, of its largest map."""
+    """Errors of the largest map of a run."""
 
     final: Errors
     causal: Errors
@@ -79,7 +79,7 @@ class Score:
 
 
 def baseline_method(name: str, count: int) -> Method:
-    """SIFT or ORB, as well as they can be had."""
+    """Set up SIFT or ORB with the settings that suit them best."""
     if name not in BASELINE_SETTINGS:
         raise ValueError(
             f"there is no baseline '{name}' for the odometry: choose from "
@@ -90,7 +90,7 @@ def baseline_method(name: str, count: int) -> Method:
 
 
 def spread(features: Features, count: int) -> Features:
-    """The best so many, as far from each other as so many can be."""
+    """Select the best `count` features with the largest possible spacing."""
     for radius in SPREADS:
         chosen = select(features, max_keypoints=count, nms_radius=radius)
         if len(chosen) >= count:
@@ -106,7 +106,7 @@ def run_all(
     loops: bool = True,
     progress: bool = True,
 ) -> list[Run]:
-    """Every method, each with so many seeds; features are found once."""
+    """Run every method with each seed; features are extracted once per method."""
     runs = []
     for method in methods:
         kept: list[tuple[float, list[Features]]] = []
@@ -177,7 +177,7 @@ def _run(
 
 
 def score(run: Run, recording: Recording) -> Score | None:
-    """None if there is no truth, or too little to compare."""
+    """Score a run; None if there is no ground truth, or too few common frames."""
     if recording.truth is None:
         return None
     truth = recording.truth[: len(run.stamps)]

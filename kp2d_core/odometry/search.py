@@ -1,4 +1,4 @@
-"""Finding the map's points in a frame, and new points in two frames."""
+"""Search map points in a frame, and match two frames for new points."""
 
 from __future__ import annotations
 

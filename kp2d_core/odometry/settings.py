@@ -1,4 +1,4 @@
-"""What the odometry goes by. Pixels are those of the first camera's image middle."""
+"""Settings of the odometry. Pixels are those at the image centre of the first camera."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """The defaults serve a camera in the hand as well as one on a car."""
+    """The defaults suit hand-held cameras and cars alike."""
 
     # Descriptors. A ratio test is for methods that need one, such as SIFT and ORB.
     max_distance: float = 1.0  # of unit descriptors that may be one point

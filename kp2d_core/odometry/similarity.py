@@ -1,4 +1,4 @@
-"""Similarities: motions with a scale, between places of a map that were seen twice."""
+"""Similarity transforms (Sim(3)) between two views of the same place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings made harder: frames left out, blurred, black, or from elsewhere."""
+"""Degrade recordings: black or blurred frames, or a jump to another place."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BLUR = 0.02  # of the image's width that a blurred frame is smeared
 
 
 def black(recording: Recording) -> Recording:
-    """A second of black frames in the middle."""
+    """Replace a second in the middle by black frames."""
     return _changed(recording, lambda image: np.zeros_like(image))
 
 
 def blur(recording: Recording) -> Recording:
-    """A second of frames smeared along the rows, in the middle."""
+    """Blur a second of frames in the middle along the rows."""
 
     def smeared(image: Image) -> Image:
         length = max(3, round(BLUR * image.shape[1]))
@@ -33,7 +33,7 @@ def blur(recording: Recording) -> Recording:
 
 
 def jump(recording: Recording) -> Recording:
-    """From the first third into the last one, and back to go on where it left."""
+    """Jump from the first third to the last, then back."""
     count = recording.count
     if count is None or count < 9:
         raise ValueError('to jump, a recording must have a known number of frames, 9 or more')

@@ -1,4 +1,4 @@
-"""The start of a map: from the first frames of one moving camera, or from one frame of a rig.
+"""Initialise a map: from the first frames of a moving camera, or from one frame of a rig.
 
 Two views of a plane have two solutions that explain them equally well, and two views of a scene
 that is nearly a plane still have two that are hard to tell apart. So every solution is carried
@@ -46,7 +46,7 @@ class Hypothesis:
 
 
 class Starter:
-    """Collects frames of one camera until they tell a map."""
+    """Collects frames of one camera until a map can be initialised."""
 
     def __init__(self, rig: Rig, settings: Settings, random: np.random.Generator) -> None:
         self.rig, self.settings, self.random = rig, settings, random

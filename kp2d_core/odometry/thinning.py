@@ -1,4 +1,4 @@
-"""Which keyframes the maps can do without, once they are too many.
+"""Drop redundant keyframes when there are too many.
 
 Not the oldest ones: a camera that returns needs those. A keyframe goes where others see its
 points as well, so that what is left covers all places alike, however long ago they were seen.

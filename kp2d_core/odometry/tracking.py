@@ -1,4 +1,4 @@
-"""Where a frame is in a map: near a prediction, or anywhere."""
+"""Find the pose of a frame in a map: near a prediction, or anywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kp2d_core.odometry.settings import Settings
 
 @dataclass(frozen=True)
 class Fit:
-    """A pose that a frame may have, and what speaks for it."""
+    """A candidate pose of a frame and its support."""
 
     pose: Matrix  # (4, 4) from the world
     rows: Ints  # features that agree with it
@@ -34,7 +34,7 @@ def track(
     settings: Settings,
     random: np.random.Generator,
 ) -> Fit | None:
-    """The frame's pose near where it is expected, or at least near the last frame."""
+    """Find the pose of a frame near its prediction, or else near the last frame."""
     near = neighbours(world, last, settings.local_keyframes)
     if world.keyframes[-1] not in near:
         near.append(world.keyframes[-1])
@@ -63,9 +63,9 @@ def relocalise(
     settings: Settings,
     random: np.random.Generator,
 ) -> Fit | None:
-    """The frame's pose anywhere in the map, around one of the keyframes.
+    """Find the pose of a frame anywhere in the map, near one of the keyframes.
 
-    Nothing is known beforehand, so more must speak for it.
+    There is no prediction, so more support is required.
     """
     for keyframe in candidates:
         pose = by_descriptors(world, frame, keyframe, settings, random)
@@ -118,7 +118,7 @@ def trusted(inliers: int, matches: int, settings: Settings) -> bool:
 
 
 def _leaps(world: Map, last: Frame, guess: Matrix, fit: Fit, settings: Settings) -> bool:
-    """Whether a pose that little speaks for is also far from where it was expected."""
+    """Return whether a pose with little support is also far from its prediction."""
     if len(fit.rows) >= settings.leap_inliers:
         return False
     turn = np.degrees(np.linalg.norm(log_rotation(fit.pose[:3, :3] @ guess[:3, :3].T)))

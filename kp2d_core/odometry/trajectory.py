@@ -1,4 +1,4 @@
-"""Trajectories: their errors against the truth, and files of them."""
+"""Errors of trajectories against the ground truth, and TUM files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Alignment:
 
 
 def align(source: Matrix, target: Matrix, with_scale: bool = True) -> Alignment:
-    """The similarity that takes points (N, 3) to others with the least squares (Umeyama 1991)."""
+    """Align points (N, 3) with others by the least-squares similarity (Umeyama 1991)."""
     if len(source) < 3:
         raise ValueError(f'{len(source)} positions are too few to align: 3 are needed')
     a, b = source - source.mean(axis=0), target - target.mean(axis=0)
@@ -45,7 +45,7 @@ def align(source: Matrix, target: Matrix, with_scale: bool = True) -> Alignment:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a trajectory against the truth."""
+    """Errors of a trajectory against the ground truth."""
 
     ate: float  # m, root mean square of the distances after the alignment
     rpe: float  # m, root mean square of the motion's error from one frame to the next
@@ -56,7 +56,7 @@ class Errors:
 
 
 def errors(poses: Matrix, truth: Matrix, with_scale: bool = True) -> Errors:
-    """Of poses (N, 4, 4) camera to world against the true ones, row by row.
+    """Compare poses (N, 4, 4), camera to world, with the true ones, row by row.
 
     with_scale  True: one camera does not know the scale; False: a rig does
     """
