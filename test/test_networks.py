@@ -31,7 +31,7 @@ def test_v4_has_the_published_number_of_parameters():
 def test_state_dict_has_the_names_and_shapes_of_the_table(variant):
     architecture = VARIANTS[variant]
     state = KeyPointNet(architecture).state_dict()
-    if architecture.cell == 8:
+    if variant.startswith('v'):
         assert len(state) == 84  # the authors'
     assert {k: tuple(v.shape) for k, v in state.items()} == architecture.parameter_shapes()
 
