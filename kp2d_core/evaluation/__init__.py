@@ -1,1 +1,1 @@
-"""How good a model is, and against what: the HPatches protocol, baselines, reports."""
+"""Evaluation: the HPatches protocol, further tests, baselines, reports."""

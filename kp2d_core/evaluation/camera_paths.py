@@ -1,4 +1,4 @@
-"""Recorded camera paths: frames, where the camera was, its lens; in KITTI's or TUM's layout."""
+"""Recorded camera paths in KITTI's or TUM's layout: frames, poses, calibration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CameraPath:
 
 
 def load_camera_path(folder: str | Path, *, truth_needed: bool = True) -> CameraPath:
-    """From a folder in one of two layouts; FileError if it is neither, or cannot be right.
+    """Load a folder in one of two layouts; FileError if it is neither, or is not valid.
 
     KITTI odometry  image_0/ (or image_1/ to image_3/), calib.txt, poses.txt; times.txt if there
     TUM RGB-D       rgb.txt, groundtruth.txt, and intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]]
@@ -180,7 +180,7 @@ def _square(pose: Matrix) -> Matrix:
 
 
 def _lines(path: Path) -> list[str]:
-    """Those that are neither empty nor a comment."""
+    """Return the lines that are neither empty nor a comment."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A network of somebody else, opened by ONNX Runtime or OpenVINO on the CPU."""
+"""Another network, run by ONNX Runtime or OpenVINO on the CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ForeignNetwork:
 def open_network(
     path: Path, runtime: str = 'onnxruntime', threads: int | None = None
 ) -> ForeignNetwork:
-    """An ONNX file, or, with OpenVINO, its own format (.xml); FileError if it cannot be."""
+    """Open an ONNX file, or with OpenVINO an .xml file; FileError if that fails."""
     if runtime not in RUNTIMES:
         raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)}, got '{runtime}'")
     if not path.is_file():

@@ -99,7 +99,7 @@ def matching_score(
 def _directed_score(
     queries: NDArray[Any], matched: NDArray[Any], back: Array, size: Size
 ) -> float:
-    """Of the matches whose point lies in the query's image, the share that is at the query."""
+    """Share of correct matches, of those whose point lies in the image of the query."""
     returned = warp_points(matched, back)
     visible = np.all((returned >= 0) & (returned <= np.asarray(size) - 1), axis=1)
     correct = np.linalg.norm(returned - queries, axis=1) < CORRECT
@@ -109,7 +109,7 @@ def _directed_score(
 def mutual_matches(
     first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
 ) -> tuple[Features, Features]:
-    """Those of both images that are each other's nearest, of what both see, in pairs."""
+    """Pairs of features that are each other's nearest, of the points that both images see."""
     return mutually_nearest(
         seen_by_other(first, first_to_second, size)[:top_k],
         seen_by_other(second, inverse(first_to_second), size)[:top_k],
@@ -143,7 +143,7 @@ def correct_matches(
 def fit_homographies(
     first: NDArray[Any], second: NDArray[Any], first_to_second: Array, size: Size, runs: int = 1
 ) -> Fit:
-    """RANSAC's homography of the matches, `runs` times, and how far it takes the corners astray.
+    """Estimate the homography of the matches by RANSAC `runs` times; measure its corner error.
 
     OpenCV's RANSAC has a generator of its own that cannot be seeded: every run gets the matches in
     another order, from a seeded generator, so that the runs differ and can be repeated.

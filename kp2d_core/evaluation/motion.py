@@ -1,4 +1,4 @@
-"""How well matches tell the motion of a calibrated camera, as odometry asks of them."""
+"""Error of the camera motion that is estimated from matches, with a calibrated camera."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ANY_DISTANCE = 1e9  # times the way that the camera went; OpenCV drops points b
 
 @dataclass(frozen=True)
 class MotionResult:
-    """Of all pairs of frames that are `gap` apart."""
+    """Results of all pairs of frames that are `gap` frames apart."""
 
     gap: int
     pairs: int
@@ -44,7 +44,7 @@ class MotionResult:
 
 
 def choose_pairs(path: CameraPath, gaps: Iterable[int] = GAPS) -> dict[int, list[int]]:
-    """Gap -> frames that a pair begins with; ValueError if there is none of any gap."""
+    """Return the first frames of the pairs for each gap; ValueError if there are no pairs."""
     wanted = sorted(set(gaps))
     if not wanted or wanted[0] < 1:
         raise ValueError('gaps must be 1 or more frames')
@@ -104,7 +104,7 @@ def motion_test(
 
 
 def _matched(first: View, second: View, refine: bool) -> tuple[Float, Float]:
-    """Points of the mutual matches."""
+    """Return the points of the mutual matches."""
     matches = match(first.features, second.features)
     if refine:
         return refined_points(first.image, second.image, first.features, second.features, matches)

@@ -48,7 +48,7 @@ WIDTH = 1500  # px of a drawing
 
 
 def plot_study(study: Study) -> dict[str, bytes]:
-    """title -> SVG, of whatever the study holds."""
+    """Draw all figures of a study: title -> SVG."""
     import matplotlib
 
     plots: dict[str, bytes] = {}

@@ -117,7 +117,7 @@ class Evaluation:
         return float(np.median(self.milliseconds)) if self.milliseconds else 0.0
 
     def only(self, sequences: Iterable[str]) -> Evaluation:
-        """The same, of these sequences alone."""
+        """Return the evaluation of these sequences only."""
         names = set(sequences)
         return replace(self, pairs=[pair for pair in self.pairs if pair.sequence in names])
 
@@ -206,14 +206,14 @@ def look(
     nms_radius: float = NMS_RADIUS,
     given: Size | None = None,
 ) -> View:
-    """An image with its features, each place once, and how many were copies before."""
+    """Extract an image: features after suppression, and the share of copies before it."""
     ordered = in_order_of_score(features)
     copies = metrics.share_of_copies(ordered, top_k)
     return View(image, once(ordered, nms_radius), given or size_of(image), copies)
 
 
 def once(features: Features, nms_radius: float) -> Features:
-    """Each place once; the same if the radius is 0."""
+    """Drop points within the radius of a better one; keep all if the radius is 0."""
     if nms_radius == 0:
         return features
     return select(features, score_threshold=-np.inf, nms_radius=nms_radius)
@@ -283,7 +283,7 @@ def _refined(pair: Pair, first: Features, second: Features) -> tuple[Float, Floa
 
 
 def _median(errors: Iterable[float]) -> float:
-    """The worst there can be, if there is none."""
+    """Return the median, or the worst value if there are no errors."""
     known = list(errors)
     return float(np.median(known)) if known else metrics.CORRECT
 

@@ -22,7 +22,7 @@ EXPECTED_MEDIAN = float(np.sqrt(2 * np.log(2)))
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often points are found again, by their score; sums, so that pairs can be added up."""
+    """Counts of points found again, by score. Sums, so that pairs can be added up."""
 
     counts: tuple[int, ...]  # points, for each bin of scores
     scores: tuple[float, ...]  # sum of their scores
@@ -96,7 +96,7 @@ def count(scores: NDArray[Any], found: NDArray[np.bool_]) -> Reliability | None:
 
 
 def add(parts: Iterable[Reliability | None]) -> Reliability | None:
-    """Of several pairs; None if there is none, or of one of them."""
+    """Add up several pairs; None if there are none, or if one of them has no counts."""
     known = list(parts)
     if not known or any(part is None for part in known):
         return None

@@ -1,4 +1,4 @@
-"""How matching holds out against one change at a time, and a shift by a few pixels."""
+"""Matching under one change at a time (rotation, scale, light), and under a small shift."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def robustness(
 
 
 def _rotate(photograph: Image, degrees: float, size: Size) -> Seen:
-    """The middle of the photograph, turned; scaled so that no turn shows anything beyond it."""
+    """Rotate the centre of the photograph; at its scale no rotation leaves the photograph."""
     reach = int(np.ceil(np.hypot(*size)))
     given = size_of(photograph)
     scale = reach / min(given)
@@ -100,7 +100,7 @@ def _rotate(photograph: Image, degrees: float, size: Size) -> Seen:
 
 
 def _zoom(photograph: Image, factor: float, size: Size) -> Seen:
-    """The middle 1/factor of the photograph, filling the view, with the detail that it has."""
+    """Enlarge the central 1/factor of the photograph to the view, with its own detail."""
     given = np.array(size_of(photograph))
     width, height = np.maximum(np.round(given / factor), 1).astype(int)
     left, top = (given - (width, height)) // 2

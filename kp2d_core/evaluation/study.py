@@ -1,4 +1,4 @@
-"""Everything that one command measured, of all methods, and its JSON form."""
+"""The results of one command for all methods, and their JSON form."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Study:
         return table
 
     def protocol(self) -> str:
-        """How points and truth are taken, in words."""
+        """Describe suppression and ground truth in words."""
         if self.nms_radius == 0 and self.truth == 'paper':
             return "the paper's protocol: copies count"
         places = f'each place once, radius {self.nms_radius:g} px'

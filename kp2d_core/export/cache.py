@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheKey:
-    """All that a compiled graph depends on; if any of it differs, it is another one."""
+    """Everything that a compiled graph depends on; another value needs another graph."""
 
     model: str  # SHA-256 of the ONNX graph
     library: str  # its name and full version
@@ -46,7 +46,7 @@ class CacheKey:
 
 
 class CompiledCache:
-    """A folder of compiled graphs. Files are whole or absent, and together within a bound."""
+    """A folder of compiled graphs, of limited size. A file is complete or absent."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder

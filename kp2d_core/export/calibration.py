@@ -1,4 +1,4 @@
-"""int8: which ranges the activations take, measured on images, and what the precision costs."""
+"""int8 calibration: measure the ranges of the activations, and the loss of quality."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_IMAGES = 6  # of which sequences are made, six pairs each
 def calibrate(
     checkpoint: Checkpoint, images: Sequence[Image], *, progress: bool = False
 ) -> Calibration:
-    """The ranges that lose least on these images: a few dozen, like those that will come."""
+    """Measure the ranges with the least loss on these images: a few dozen like your own."""
     if not images:
         raise ValueError('calibration needs at least one image')
     inputs = [prepare(image, CALIBRATION_SIZE)[0][None] for image in images]
@@ -48,7 +48,7 @@ def calibrate(
 
 
 def best_fraction(histogram: NDArray[np.float64]) -> float:
-    """Where to clip magnitudes, as a fraction of the largest, for the least squared error."""
+    """Find where to clip magnitudes, as a fraction of the largest, for the least squared error."""
     centres = (np.arange(BINS) + 0.5) / BINS
     candidates = np.linspace(0.2, 1.0, 81)
     errors = []
@@ -61,7 +61,7 @@ def best_fraction(histogram: NDArray[np.float64]) -> float:
 
 
 class Watch:
-    """Runs the fp32 graph and gives the outputs of the layers that int8 quantizes."""
+    """Runs the fp32 graph and returns the outputs of the layers that int8 quantizes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:
@@ -138,7 +138,7 @@ def _metrics(detector: KeypointDetector, folder: Path, profile: Profile) -> dict
 
 
 def write_pairs(folder: Path, images: list[Image], profile: Profile) -> None:
-    """Sequences made of the images, in HPatches layout; the same at each call."""
+    """Write sequences in HPatches layout made from the images; the same at each call."""
     from kp2d_core.evaluation.hpatches import write_sequence
     from kp2d_core.views.pairs import make_sequences
 
@@ -150,7 +150,7 @@ def write_pairs(folder: Path, images: list[Image], profile: Profile) -> None:
 
 
 def format_comparison(metrics: dict[str, dict[str, float]]) -> str:
-    """A small table with the differences in the last row."""
+    """Format a small table with the differences in the last row."""
     (_, reference), (_, exported) = metrics.items()
     rows = [['', *METRICS]]
     rows += [[name, *(f'{row[m]:.3f}' for m in METRICS)] for name, row in metrics.items()]

@@ -19,7 +19,7 @@ WORKSPACE = 1 << 30
 
 
 def load_tensorrt() -> Any:
-    """TensorRT, else TensorRT-RTX; a ValueError with the line that installs it."""
+    """Import TensorRT, else TensorRT-RTX; a ValueError says how to install it."""
     for package in PACKAGES:
         if importlib.util.find_spec(package):
             return importlib.import_module(package)
@@ -37,7 +37,7 @@ def is_rtx(trt: Any) -> bool:
 
 
 def device_key(trt: Any, name: str, compute_capability: tuple[int, int]) -> str:
-    """What an engine is bound to: with RTX the compute capability, else the very GPU."""
+    """Name what an engine is bound to: the compute capability with RTX, else the GPU itself."""
     capability = 'sm_{}{}'.format(*compute_capability)
     return capability if is_rtx(trt) else f'{name} {capability}'
 
@@ -110,7 +110,7 @@ def set_compute_capabilities(trt: Any, config: Any, wanted: Sequence[int]) -> No
 
 
 def make_logger(trt: Any) -> Any:
-    """Keeps what TensorRT calls errors, to say them once, in the exception."""
+    """Collects the errors of TensorRT, to report them once, in the exception."""
 
     class ErrorLogger(trt.ILogger):
         def __init__(self) -> None:
@@ -125,7 +125,7 @@ def make_logger(trt: Any) -> Any:
 
 
 def make_progress_monitor(trt: Any) -> Any:
-    """A bar for the build as a whole, and beside it what TensorRT says that it is doing."""
+    """Shows a progress bar of the build and the current phase of TensorRT."""
     from tqdm import tqdm
 
     class Bar(trt.IProgressMonitor):

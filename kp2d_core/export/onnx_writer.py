@@ -1,4 +1,4 @@
-"""A thin hand for writing ONNX graphs, and bilinear samples of a map written with it."""
+"""A thin layer to write ONNX graphs, and bilinear sampling of a map written with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights as the graph wants them: batch norms folded in, int8 codes, ranges."""
+"""The weights of the graph: folded batch norms, int8 codes, ranges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Convolution(NamedTuple):
 
 
 def fold(checkpoint: Checkpoint, *, mono: bool = False) -> dict[str, Convolution]:
-    """Every convolution by name. The first takes pixels minus their mean, in 0..255 units."""
+    """Fold every convolution, by name. The first takes pixels minus their mean, in 0..255."""
     layers = checkpoint.architecture.layers()
     convolutions = {name: _fold_one(checkpoint, layer) for name, layer in layers.items()}
     first = next(iter(layers))
@@ -57,12 +57,12 @@ def _fold_one(checkpoint: Checkpoint, layer: Layer) -> Convolution:
 
 
 def quantized_layers(architecture: Architecture) -> list[str]:
-    """The layers whose outputs are codes, in the order of the graph: they need a range each."""
+    """List the layers with int8 outputs in the order of the graph: each needs a range."""
     return [name for name, layer in architecture.layers().items() if layer.int8 == 'output']
 
 
 def quantize_weight(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Codes, and a scale for each output channel."""
+    """Return codes, and a scale for each output channel."""
     largest = np.abs(weight).max(axis=(1, 2, 3))
     scales = (np.maximum(largest, 1e-9) / LEVELS).astype(np.float32)
     codes = np.rint(weight / scales[:, None, None, None])
@@ -113,12 +113,12 @@ class Calibration:
 
 
 def calibration_path(checkpoint_path: str | Path) -> Path:
-    """Where the ranges of a model lie: model.safetensors -> model.int8.json."""
+    """Return the file of the ranges of a model: model.safetensors -> model.int8.json."""
     return Path(checkpoint_path).with_suffix('.int8.json')
 
 
 def load_calibration(path: str | Path, checkpoint: Checkpoint) -> Calibration:
-    """Read and check; the ranges of other weights are refused."""
+    """Read and check the ranges; refuse those of other weights."""
     path = Path(path)
     try:
         values = parse_json(read_text(path))

@@ -1,4 +1,4 @@
-"""What is run: a model, and the profile (sizes, precision) that its graph is made for."""
+"""A model to run, and the profile (sizes, precision) of its graph."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def check_precision(precision: str) -> str:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that a runtime can be given: weights, or one exported graph."""
+    """The input of a runtime: weights, or one exported graph."""
 
     architecture: Architecture
     precision: str
@@ -170,7 +170,7 @@ def missing_onnx() -> ValueError:
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported graph read back."""
+    """An exported graph, read from its file."""
 
     architecture: Architecture
     profile: Profile
@@ -193,7 +193,7 @@ def metadata_of(checkpoint: Checkpoint, profile: Profile) -> dict[str, str]:
 
 
 def read_exported(path: str | Path) -> ExportedModel:
-    """The exported model in a file; FileError unless it is a whole file of ours."""
+    """Read an exported model; FileError if the file is damaged or was not written by kp2d."""
     try:
         import onnx
         from google.protobuf.message import DecodeError

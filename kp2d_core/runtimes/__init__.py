@@ -1,4 +1,4 @@
-"""What runs a network: one protocol, one file per runtime, the best one chosen by `auto`."""
+"""The runtimes: one interface, one file per runtime; `auto` selects the best one."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _source(runtime: str, model: str | Path, precision: str) -> tuple[ModelSourc
 
 
 def _open_best(model: str | Path, precision: str, threads: int | None) -> Runtime:
-    """The first runtime that works, with the reasons against those before it."""
+    """Open the first runtime that works, and say why the ones before it do not."""
     passed_over: list[str] = []
     broken: list[str] = []
     for status in available_runtimes():
@@ -128,12 +128,12 @@ def _open_best(model: str | Path, precision: str, threads: int | None) -> Runtim
 
 
 def open_source_with(runtime: str, source: ModelSource, threads: int | None = None) -> Runtime:
-    """The runtime of that name, which must be usable, with a model that is open already."""
+    """Open the runtime of that name, which must be usable, with an open model."""
     return _OPENERS[runtime](source, threads)
 
 
 def available_runtimes() -> list[RuntimeStatus]:
-    """All runtimes, the fastest first, with what this machine says to each."""
+    """List all runtimes, the fastest first, and whether this machine can run each."""
     names = list(RUNTIMES)
     if cuda_device().available:
         fast = [name for name in FASTEST_ON_CUDA if _runs_on_cuda(name)]
@@ -142,7 +142,7 @@ def available_runtimes() -> list[RuntimeStatus]:
 
 
 def _runs_on_cuda(name: str) -> bool:
-    """Whether a runtime is installed with its CUDA half, on a machine with a device."""
+    """Tell whether a runtime is installed with CUDA support on a machine with a device."""
     try:
         if name == 'onnxruntime':
             import onnxruntime

@@ -1,4 +1,4 @@
-"""What every runtime is, and what those that compile ONNX graphs share."""
+"""The interface of all runtimes, and the base class of those that compile ONNX graphs."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class RuntimeStatus(NamedTuple):
 
 
 def cache_folder(name: str) -> Path:
-    """A folder for what can be made again: $XDG_CACHE_HOME/kp2d/<name>, else in ~/.cache."""
+    """Return the cache folder: $XDG_CACHE_HOME/kp2d/<name>, else in ~/.cache."""
     base = os.environ.get('XDG_CACHE_HOME')
     return (Path(base) if base else Path.home() / '.cache') / 'kp2d' / name
 
 
 class CompiledRuntime(ABC):
-    """Base of the runtimes that compile; they only add `compile`."""
+    """Base class of the runtimes that compile graphs; they only add `compile`."""
 
     name: str
     most_keypoints: int | None = None  # a limit of the runtime
@@ -176,7 +176,7 @@ class CompiledRuntime(ABC):
 
 
 def too_many(profiles: Collection[Profile]) -> bool:
-    """Whether this many compiled graphs take too much memory."""
+    """Tell whether this many compiled graphs take too much memory."""
     pixels = sum(each.width * each.height * (each.batch or 1) for each in profiles)
     return len(profiles) > (KEPT if pixels <= KEPT_PIXELS else ALWAYS_KEPT)
 
@@ -205,7 +205,7 @@ def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uin
 
 
 def _in_parts(compiled: Compiled, images: NDArray[np.uint8], batch: int) -> list[Array]:
-    """A graph of a fixed batch, run as often as needed; the last part is filled up."""
+    """Run a graph of fixed batch size as often as needed; fill up the last batch."""
     filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % batch, axis=0)])
     parts = [compiled(filled[i : i + batch]) for i in range(0, len(filled), batch)]
     return [np.concatenate(output)[: len(images)] for output in zip(*parts, strict=True)]

@@ -1,1 +1,1 @@
-"""Self-supervised training: photographs become pairs, pairs teach the network."""
+"""Self-supervised training on pairs of views that are made from photographs."""

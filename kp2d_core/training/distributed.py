@@ -1,4 +1,4 @@
-"""One process or many: `torchrun` starts them, this joins them."""
+"""Training in one or several processes, which `torchrun` starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Processes:
         return message[0].item(), message[1].item() > 0
 
     def all(self, flag: bool) -> bool:
-        """Whether it is so in every process."""
+        """Tell whether the condition holds in every process."""
         if self.count == 1:
             return flag
         message = torch.tensor([float(not flag)], device=self.device)
@@ -74,14 +74,14 @@ class Processes:
             gradient.copy_(part.view_as(gradient))
 
     def lost(self, error: RuntimeError) -> bool:
-        """Whether the error says that another process does not answer any more."""
+        """Tell whether the error means that another process no longer answers."""
         gloo = any(word in str(error) for word in ('closed by peer', 'reset by peer', 'Timed out'))
         return self.count > 1 and (gloo or isinstance(error, dist.DistError))
 
 
 @contextmanager
 def join_processes(device: str) -> Iterator[Processes]:
-    """What torchrun's environment says; a single process without it."""
+    """Read the environment of torchrun; a single process without it."""
     count = int(os.environ.get('WORLD_SIZE', '1'))
     rank = int(os.environ.get('RANK', '0'))
     where = choose_device(device, int(os.environ.get('LOCAL_RANK', '0')))

@@ -80,7 +80,7 @@ def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -
 
 
 def excluded(warped: Tensor, visible: Tensor, relaxation: float) -> Tensor:
-    """(B, N, N): point j cannot be a negative for point i, invisible or within the square."""
+    """(B, N, N): whether j is no negative for i, because it is invisible or too close."""
     near = (warped[:, :, None] - warped[:, None]).abs().amax(-1) <= relaxation
     return near | ~visible[:, None, :]
 
@@ -100,7 +100,7 @@ def triplet_loss(similarity: Tensor, visible: Tensor, excluded: Tensor, margin: 
 def infonce_loss(
     similarity: Tensor, visible: Tensor, excluded: Tensor, temperature: float
 ) -> Tensor:
-    """Symmetric softmax cross-entropy: among all not excluded, the positive must stand out."""
+    """Symmetric softmax cross-entropy of the positive among all candidates not excluded."""
     forward = softmax_logits(similarity, excluded, temperature)
     # The square is symmetric, but of the rows too only the visible may compete.
     backward = softmax_logits(similarity, excluded | ~visible[:, :, None], temperature)
@@ -246,7 +246,7 @@ def io_loss(
 
 
 def lowest_scored(maps: Maps, points: int) -> Tensor:
-    """The (B, K, 2) keypoints with the lowest scores; but for the border ring, 0 by decree."""
+    """Return the (B, K, 2) keypoints with the lowest scores, without the border ring."""
     rows, columns = maps.scores.shape[-2:]
     inner = inner_cells(rows, columns, maps.scores.device).reshape(1, -1)
     scores = maps.scores.detach().flatten(1).masked_fill(~inner, FAR)

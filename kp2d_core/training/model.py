@@ -1,4 +1,4 @@
-"""What is trained: KeyPointNet and IO-Net in one module whose output is the loss."""
+"""The trained module: KeyPointNet and IO-Net; its output is the loss."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TrainingModel(nn.Module):
         return Maps(*(value.float() for value in maps))
 
     def lesson(self, images: Tensor) -> Lesson | None:
-        """What the teacher says of the images, if there is one."""
+        """Return the output of the teacher, if there is one."""
         if not self.teachers:
             return None
         teacher = self.teachers[0].to(images.device)
@@ -81,7 +81,7 @@ def halves(maps: Maps) -> tuple[Maps, Maps]:
 
 
 class MovingAverage:
-    """Exponential average of a network's weights: they can be used at any time, and are better."""
+    """Exponential average of a network's weights, usable at any time during the run."""
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -120,7 +120,7 @@ def computing_type(precision: str, device: torch.device) -> torch.dtype:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 is faster there than float32, not merely emulated."""
+    """Tell whether bfloat16 is faster there than float32, not only emulated."""
     if device.type == 'cuda':
         return torch.cuda.get_device_capability(device) >= (8, 0)
     # Only x86 says what it has; torch before 2.10 says nothing.
@@ -129,7 +129,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def grows_into(small: Architecture, large: Architecture) -> bool:
-    """Whether it is the same network with a multiple of the channels."""
+    """Tell whether it is the same network with a multiple of the channels."""
     copies, rest = divmod(large.width, small.width)
     if copies < 2 or rest or large.descriptor_size != copies * small.descriptor_size:
         return False
@@ -138,7 +138,7 @@ def grows_into(small: Architecture, large: Architecture) -> bool:
 
 
 def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights:
-    """The weights of `wanted`, which says what the checkpoint says: a head start for it.
+    """Grow a checkpoint to `wanted`, so that both networks give the same output.
 
     Every channel is copied. Where copies come in, each copy's weights are a share of the
     original's plus something random that cancels out over the copies: the outputs are the same to

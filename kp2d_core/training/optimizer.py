@@ -95,13 +95,13 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Budget:
-    """Whichever ends first ends the run."""
+    """Limits of steps and minutes; the run stops at the first one."""
 
     steps: float = math.inf
     minutes: float = math.inf
 
     def spent(self, step: int, seconds: float) -> float:
-        """The share of the budget that is used up; 1 or more at the end."""
+        """Return the used share of the budget; 1 or more at the end."""
         return max(step / self.steps, seconds / 60 / self.minutes)
 
 

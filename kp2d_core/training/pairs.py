@@ -37,13 +37,13 @@ class Batch:
 
 
 def value_at(step: int, schedule: Schedule) -> float:
-    """Straight lines between the schedule's points, level before and after them."""
+    """Interpolate the schedule linearly; constant before its first and after its last point."""
     steps, values = zip(*schedule, strict=True)
     return float(np.interp(step, steps, values))
 
 
 def weaken(homography: HomographyConfig, strength: float) -> HomographyConfig:
-    """Turned and stretched by this share of what it says."""
+    """Scale the rotation and the stretch of the ranges by this share."""
     return replace(
         homography,
         rotation=strength * homography.rotation,

@@ -1,4 +1,4 @@
-"""What is trained on: photographs in folders and frames of ROS bags, kept in memory."""
+"""The training images: photographs in folders and frames of ROS bags, kept in memory."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def split(entries: Sequence[Entry], held_out: int, seed: int) -> tuple[list[Entr
 
 
 def digest(entries: Sequence[Entry]) -> str:
-    """The identity of a list of photographs: names of files, sizes of frames, their order."""
+    """Hash a list of photographs: names of files, sizes of frames, their order."""
     names = [e.name if isinstance(e, Path) else f'frame {e.shape}' for e in entries]
     return hashlib.sha256('\n'.join(names).encode()).hexdigest()
 
@@ -155,7 +155,7 @@ def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> l
 
 
 def _whole_messages(reader: Any, connections: list[Any], path: Path) -> Iterator[Any]:
-    """The messages up to where the file is damaged, as where a robot lost its power."""
+    """Yield the messages up to the damage in the file, such as after a power failure."""
     try:
         yield from reader.messages(connections)
     except Exception as error:  # each storage has errors of its own

@@ -1,4 +1,4 @@
-"""Losses of a network whose keypoints are distinct, exact, and know how good they are.
+"""Losses for keypoints that are distinct and precise, with calibrated scores and sigmas.
 
 Not of the paper. A cell owns the point that lies in it, or just beyond its border; what several
 cells find is one place and should score once. The score is the probability that a point is found
@@ -115,7 +115,7 @@ def one_way(
     config: LossConfig,
     lesson: Lesson | None,
 ) -> dict[str, Tensor]:
-    """The parts of the loss for source points looked for in the target."""
+    """Compute the parts of the loss in one direction, from source points to the target."""
     rows, columns = cells
     size = (cell * rows, cell * columns)
     warped = warp_tensor(source.points, matrices)
@@ -190,7 +190,7 @@ def nearest_point(
 
 
 def one_of_each_block(scores: Tensor, cells: tuple[int, int]) -> Tensor:
-    """Indices (B, N / 4): of each block of cells the best one, or, as often, one at random."""
+    """Indices (B, N / 4): one cell per block, half of the time the best, else a random one."""
     rows, columns = cells
     numbers = torch.arange(rows * columns, device=scores.device).reshape(rows, columns)
     numbers = numbers[: rows // BLOCK * BLOCK, : columns // BLOCK * BLOCK]

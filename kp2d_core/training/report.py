@@ -1,4 +1,4 @@
-"""What is seen of a run: the progress bar, CSV tables, TensorBoard, curves and pictures."""
+"""The reports of a run: progress bar, CSV tables, TensorBoard, curves, pictures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CORRECT = 3.0  # px
 
 
 class Report:
-    """Of one process; all others have none."""
+    """Reports of the first process; the others have none."""
 
     def __init__(
         self, folder: Path, config: TrainingConfig, progress: Progress, quiet: bool = False
@@ -77,7 +77,7 @@ class Report:
         spent: float,
         waited: float,
     ) -> None:
-        """Note a step; every `log_every` steps, say the means since."""
+        """Record a step; every `log_every` steps, report the means since the last report."""
         for name, value in parts.items():
             self._sums[name] += float(value)
         self._steps += 1
@@ -87,7 +87,7 @@ class Report:
         self._show(progress, spent)
 
     def _log(self, waited: float) -> None:
-        """A row of the means since the last one."""
+        """Write a row of means since the last row."""
         seconds = perf_counter() - self._since
         means = {name: total / self._steps for name, total in self._sums.items()}
         images = 2 * self.config.optimizer.batch * self._steps / seconds
@@ -100,7 +100,7 @@ class Report:
         self._start_anew(waited)
 
     def _show(self, progress: Progress, spent: float) -> None:
-        """How much of the budget is used up, and how long the rest takes at this rate."""
+        """Format the used share of the budget and the remaining time at this rate."""
         left = progress.seconds / max(spent, 1e-9) - progress.seconds
         self.bar.n = min(100 * spent, 100)
         text = f'step {progress.step}, {tqdm.format_interval(max(left, 0))} left'
@@ -120,7 +120,7 @@ class Report:
         self.bar.write(f'step {progress.step}: {text}', file=sys.stderr)
 
     def close(self) -> None:
-        """Write and draw what is left, and let go of the files."""
+        """Write and draw what is left, and close the files."""
         if self._steps:
             self._log(self._waited)
         draw_curves(self.folder)
@@ -130,7 +130,7 @@ class Report:
                 self.tensorboard.close()
 
     def draw(self) -> None:
-        """The curves so far, but not all the time."""
+        """Draw the curves so far, but not at every step."""
         if perf_counter() - self._drawn > DRAW_EVERY:
             draw_curves(self.folder)
             self._drawn = perf_counter()

@@ -1,4 +1,4 @@
-"""Scores that are probabilities and sigmas that are errors, on pairs that were not trained on.
+"""Calibrate scores to probabilities and sigmas to errors, on pairs that were not trained on.
 
 Training asks whether points of small, strongly warped views are found again. What a user sees are
 whole images and the points that `detect` keeps: there the same scores are right in order, but too

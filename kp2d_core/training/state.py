@@ -131,7 +131,7 @@ def _prefix(optimizer: torch.optim.Optimizer) -> str:
 def _restore_optimizer(
     optimizer: torch.optim.Optimizer, model: TrainingModel, saved: dict[str, Tensor]
 ) -> None:
-    """By the parameters' names: what the run did not train before begins without a past."""
+    """Restore by parameter name; a parameter that was not trained before starts afresh."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group['params']]
     state: dict[int, dict[str, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""How good the weights are: the paper's metrics on pairs that are not trained on."""
+"""Validation: the paper's metrics on pairs that are not trained on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Validation:
     shifted: list[Image]  # photographs for the shift test
 
     def measure(self, checkpoint: Checkpoint, device: str) -> dict[str, float]:
-        """Metrics at 320x240 with 300 points, and the quality to choose by."""
+        """Measure at 320x240 with 300 points; `quality` selects the best weights."""
         detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
         # The network itself, quickly; the paper's networks as the paper evaluates them.
         radius = 0.0 if checkpoint.architecture.cell == CELL else NMS_RADIUS
@@ -101,7 +101,7 @@ def make_validation(folder: Path | None, held_out: list[Entry]) -> Validation | 
 
 
 def quality(metrics: dict[str, float]) -> float:
-    """One number to choose weights by: found again, matched, and good for a homography."""
+    """Combine repeatability, matching score and homography accuracy into one number."""
     return (metrics['repeatability'] + metrics['mscore'] + metrics['auc3']) / 3
 
 
