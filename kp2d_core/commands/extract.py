@@ -113,7 +113,8 @@ def extracted(
         except ModelError:
             raise
         except (FileError, ValueError) as error:  # one bad file must not stop a thousand good ones
-            print(f'kp2d {args.command}: skipped: {path}: {error}', file=sys.stderr)
+            where = '' if isinstance(error, FileError) else f'{path}: '  # a FileError names it
+            print(f'kp2d {args.command}: skipped: {where}{error}', file=sys.stderr)
             continue
         yield path, image, features
 

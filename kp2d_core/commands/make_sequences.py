@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
             photograph = read_image(path)
             given = size_of(photograph)
             if given[0] < args.size[0] or given[1] < args.size[1]:
-                raise FileError(f'it has only {given[0]}x{given[1]} pixels')
+                raise FileError(f'{path} has only {given[0]}x{given[1]} pixels')
         except FileError as error:
-            print(f'kp2d make-sequences: skipped: {path}: {error}', file=sys.stderr)
+            print(f'kp2d make-sequences: skipped: {error}', file=sys.stderr)
             continue
         # By name, so that the views of one photograph do not depend on the others.
         random = np.random.default_rng([args.seed, zlib.crc32(name.encode())])

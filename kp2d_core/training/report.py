@@ -61,7 +61,10 @@ class Report:
         with self._no_room():
             self.tensorboard = _open_tensorboard(folder / 'tensorboard', progress.step)
         self.bar = tqdm(
-            total=100, bar_format='{l_bar}{bar}| {postfix}', disable=quiet, dynamic_ncols=True
+            total=100,
+            bar_format='{percentage:3.0f}%|{bar}| {desc}',
+            disable=quiet,
+            dynamic_ncols=True,
         )
         self._row: dict[str, Any] = {}  # of the last step
         self._losses = ''  # as they were last told
@@ -104,7 +107,7 @@ class Report:
         left = progress.seconds / max(spent, 1e-9) - progress.seconds
         self.bar.n = min(100 * spent, 100)
         text = f'step {progress.step}, {tqdm.format_interval(max(left, 0))} left'
-        self.bar.set_postfix_str(f'{text}, {self._losses}' if self._losses else text, False)
+        self.bar.set_description_str(f'{text}, {self._losses}' if self._losses else text, False)
         self.bar.update(0)
 
     def validated(self, progress: Progress, pictures: dict[str, Image]) -> None:
