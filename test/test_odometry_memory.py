@@ -22,7 +22,8 @@ def frames(poses, seed=0):
     return camera, [cloud.view(camera, pose, random, count=150, noise=0.2) for pose in poses]
 
 
-def test_memory_stays_the_same_over_a_long_way():
+def test_memory_stays_the_same_over_a_long_way(monkeypatch):
+    monkeypatch.setattr('kp2d_core.odometry.odometry.SETTLED_AFTER', 20)
     poses = ring_path(0.2, 40.0)
     camera, seen = frames(poses)
     odometry = Odometry(camera, Settings(max_keyframes=30))

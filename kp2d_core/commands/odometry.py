@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,16 @@ from kp2d_core.odometry.report import (
     write_json,
     write_ply,
 )
-from kp2d_core.odometry.runs import BASELINE_SETTINGS, Method, Run, baseline_method, run_all
+from kp2d_core.odometry.runs import (
+    BASELINE_SETTINGS,
+    Method,
+    Run,
+    baseline_method,
+    remembering,
+    run_all,
+)
 from kp2d_core.odometry.settings import Settings
-from kp2d_core.odometry.spoiling import SPOILS
+from kp2d_core.odometry.spoiling import HARDSHIPS, SPOILS
 from kp2d_core.odometry.trajectory import write_tum
 
 DESCRIPTION = """\
@@ -48,7 +56,8 @@ examples:
   kp2d odometry film.mp4 --calibration camera.yaml -o out.tum
   kp2d odometry tum/fr1_xyz --baselines sift orb --seeds 5 --html report
   kp2d odometry scene:ring --no-loops                   what drift there is without loop closure
-  kp2d odometry scene:room --spoil black                what a second of black frames does"""
+  kp2d odometry scene:room --spoil black                what a second of black frames does
+  kp2d odometry tum/fr1_xyz --hardships --seeds 5       all of these in one table"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'another place and back',
     )  # fmt: skip
     runs = parser.add_argument_group('runs')
+    runs.add_argument(
+        '--hardships', action='store_true',
+        help='also run with every 2nd and 3rd frame and with each of --spoil; show one table',
+    )  # fmt: skip
     runs.add_argument(
         '--baselines', nargs='+', default=[], metavar='NAME',
         help=f'also run with classical features: {", ".join(BASELINE_SETTINGS)}',
@@ -131,20 +144,37 @@ def run(args: argparse.Namespace) -> int:
     ours = Method(
         detector.runtime.model, lambda image: detector.detect(image, **options), Settings()
     )
-    runs = run_all(
-        recording, [ours, *methods], seeds=args.seeds, loops=not args.no_loops, progress=True
-    )
+    methods = [ours, *methods]
+    if args.hardships:
+        methods = [remembering(method) for method in methods]
+    runs = run_all(recording, methods, seeds=args.seeds, loops=not args.no_loops, progress=True)
     print(format_rows(rows(runs, recording)))
+    hard = _run_hardships(recording, methods, args) if args.hardships else {}
+    if hard:
+        print(format_rows(hard))
     if not recording.stereo:
         print('one camera: the scale of trajectory and map is arbitrary')
     if args.output:
         for path in _write(args.output, runs[0], recording):
             print(f'wrote {path}')
     if args.json:
-        write_json(args.json, runs, recording)
+        write_json(args.json, runs, recording, hard)
     if args.html:
         print(f'report in {write_html(args.html, runs, recording)}')
     return 0 if len(runs[0].chosen()) else 1
+
+
+def _run_hardships(
+    recording: Recording, methods: list[Method], args: argparse.Namespace
+) -> dict[str, dict[str, str]]:
+    """Run each method with each hardship; return one row each."""
+    table: dict[str, dict[str, str]] = {}
+    for name, change in HARDSHIPS.items():
+        harder = change(recording)
+        harder = replace(harder, name=f'{recording.name}, {name}')
+        found = run_all(harder, methods, seeds=args.seeds, loops=not args.no_loops, progress=True)
+        table |= {f'{method}, {name}': row for method, row in rows(found, harder).items()}
+    return table
 
 
 def _write(output: Path, run: Run, recording: Recording) -> list[Path]:

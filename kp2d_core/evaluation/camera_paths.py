@@ -14,6 +14,7 @@ from kp2d_core.geometry import Matrix
 from kp2d_core.images import IMAGE_SUFFIXES, read_image, size_of
 
 KITTI_RATE = 10.0  # Hz, where there is no times.txt
+EXACT = 1e-3  # s within which a pose is that of a frame itself
 FURTHEST = 0.05  # s from a frame to the poses of TUM's around it, beyond which it is left out
 
 
@@ -143,6 +144,8 @@ def poses_at(path: Path, times: Matrix) -> Matrix:
     low, high = truth[after - 1, 0], truth[after, 0]
     near = (times - FURTHEST <= low) & (low <= times) & (times <= high)
     near &= high <= times + FURTHEST
+    # A pose of that very moment needs no neighbours, such as one a frame at 10 Hz.
+    near |= np.minimum(np.abs(times - low), np.abs(times - high)) < EXACT
     poses = _interpolate(truth, times)
     poses[~near] = np.nan
     return poses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,6 +69,34 @@ class Frame:
         self.camera, self.points = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
+@dataclass(slots=True)
+class Placed:
+    """A frame relative to its keyframe, which later adjustments move."""
+
+    stamp: float
+    map_number: int
+    keyframe: Frame
+    pose: Matrix  # (4, 4) of the frame, from the keyframe
+
+
+@dataclass(slots=True)
+class Sights:
+    """The observations of a frame between keyframes, kept until its pose is final."""
+
+    placed: Placed
+    seen: Matrix
+    weight: Matrix
+    camera: Ints
+    points: Ints  # of the map, -1: gone
+
+    @staticmethod
+    def of(frame: Frame, placed: Placed) -> Sights:
+        rows = np.flatnonzero(frame.points >= 0)
+        return Sights(
+            placed, frame.seen[rows], frame.weight[rows], frame.camera[rows], frame.points[rows]
+        )
+
+
 def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int) -> Frame:
     """Without a pose yet."""
     kept, seen, camera = [], [], []
@@ -98,6 +127,7 @@ class Map:
     rig: Rig
     number: int = 0
     keyframes: list[Frame] = field(default_factory=list)
+    waiting: deque[Sights] = field(default_factory=deque)  # frames between the last keyframes
     count: int = 0  # points so far
     positions: Matrix = field(default_factory=lambda: np.empty((0, 3)))
     descriptors: Float = field(default_factory=lambda: np.empty((0, 0), np.float32))
@@ -132,9 +162,10 @@ class Map:
         kept = np.flatnonzero(self.alive[: self.count])
         place = np.full(self.count, -1)
         place[kept] = np.arange(len(kept))
-        for frame in self.keyframes:
-            known = frame.points >= 0
-            frame.points[known] = place[frame.points[known]]
+        views: list[Frame | Sights] = [*self.keyframes, *self.waiting]
+        for view in views:
+            known = view.points >= 0
+            view.points[known] = place[view.points[known]]
         self._resize(kept, max(2 * len(kept), FEWEST))
         self.count = len(kept)
 
@@ -179,7 +210,7 @@ class Map:
             total += np.bincount(frame.points[frame.points >= 0], minlength=self.count)
         return total
 
-    def sight(self, frame: Frame, rows: Ints, points: Ints) -> Sight:
+    def sight(self, frame: Frame | Sights, rows: Ints, points: Ints) -> Sight:
         """Features `rows` of a frame as sights of `points` of the map."""
         return sight_of(self.rig, frame, rows, self.positions[points])
 
@@ -219,7 +250,7 @@ class Map:
         return problem, numbers
 
 
-def sight_of(rig: Rig, frame: Frame, rows: Ints, positions: Matrix) -> Sight:
+def sight_of(rig: Rig, frame: Frame | Sights, rows: Ints, positions: Matrix) -> Sight:
     mount = np.empty((0, 4, 4))
     if len(rig.cameras) > 1:
         mount = rig.mounts[frame.camera[rows]]

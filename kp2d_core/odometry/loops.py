@@ -11,7 +11,7 @@ from kp2d_core.features import Float
 from kp2d_core.odometry.frames import Frame, Map
 from kp2d_core.odometry.geometry import Ints, invert, log_rotation, transform
 from kp2d_core.odometry.graph import Edge, relax
-from kp2d_core.odometry.mapping import adjust_frames
+from kp2d_core.odometry.mapping import adjust_frames, complete
 from kp2d_core.odometry.retrieval import Retrieval
 from kp2d_core.odometry.search import match_all
 from kp2d_core.odometry.settings import Settings
@@ -178,10 +178,13 @@ def merge_seen_twice(world: Map, loops: list[Loop]) -> None:
 
 
 def adjust_all(world: Map, settings: Settings, steps: int = STEPS) -> float:
-    """All keyframes of a map, the first one held."""
+    """Adjust all keyframes but the first, search for more observations, adjust again."""
     if len(world.keyframes) < 2:
         return 0.0
-    return adjust_frames(world, world.keyframes[1:], world.keyframes[:1], settings, steps)
+    first, others = world.keyframes[:1], world.keyframes[1:]
+    adjust_frames(world, others, first, settings, steps)
+    complete(world, settings)
+    return adjust_frames(world, others, first, settings, steps)
 
 
 def join_maps(
@@ -203,6 +206,10 @@ def join_maps(
         frame.points[known] = place[frame.points[known]]
         frame.pose = (from_pose(frame.pose) @ there).rigid()
         on_scale(frame, back.scale)
+    for sights in second.waiting:
+        known = sights.points >= 0
+        sights.points[known] = place[sights.points[known]]
+    first.waiting += second.waiting
     first.keyframes += second.keyframes
     first.keyframes.sort(key=lambda frame: frame.index)
     merged = Loop(loop.first, loop.second, loop.motion, (loop.points[0], place[loop.points[1]]))

@@ -130,6 +130,28 @@ def look_again(world: Map, other: Frame, frame: Frame, settings: Settings) -> No
         world.replace_points(drop[clean], keep[clean])
 
 
+def complete(world: Map, settings: Settings) -> int:
+    """Search every keyframe for points that its neighbours observe; return how many were added.
+
+    Observations dropped while poses were inaccurate may fit now. The gate is wide: the next
+    adjustment drops the outliers.
+    """
+    added = 0
+    limit = 2 * settings.outlier
+    for frame in world.keyframes:
+        near = neighbours(world, frame, settings.local_keyframes)
+        candidates = np.setdiff1d(local_points(world, near), frame.points)
+        rows, numbers = find_points(
+            world, frame, candidates, frame.pose, settings.narrow_radius, settings
+        )
+        free = frame.points[rows] < 0
+        rows, numbers = rows[free], numbers[free]
+        good = distances(world.sight(frame, rows, numbers), frame.pose) < limit
+        frame.points[rows[good]] = numbers[good]
+        added += int(good.sum())
+    return added
+
+
 def adjust_locally(world: Map, frame: Frame, settings: Settings) -> None:
     """Adjust the keyframes around a keyframe; hold their neighbours fixed."""
     near = neighbours(world, frame, settings.window + settings.anchors - 1)

@@ -13,7 +13,7 @@ from kp2d_core.camera import Camera
 from kp2d_core.checks import number
 from kp2d_core.features import Features
 from kp2d_core.matching import as_float32
-from kp2d_core.odometry.frames import Frame, Map, Rig, make_frame
+from kp2d_core.odometry.frames import Frame, Map, Placed, Rig, Sights, make_frame
 from kp2d_core.odometry.geometry import Matrix, invert
 from kp2d_core.odometry.loops import adjust_all, close_loops, find_loops, join_maps
 from kp2d_core.odometry.mapping import add_keyframe, adjust_frames, depth_of
@@ -21,10 +21,14 @@ from kp2d_core.odometry.retrieval import Retrieval
 from kp2d_core.odometry.settings import Settings
 from kp2d_core.odometry.start import Starter, start_from_rig
 from kp2d_core.odometry.thinning import inherited, thin_out
-from kp2d_core.odometry.tracking import Fit, relocalise, track
+from kp2d_core.odometry.tracking import Fit, relocalise, settle_placed, track
 from kp2d_core.threads import one_blas_thread
 
 MOST_PLACED = 100_000  # frames whose poses are kept: an hour; beyond, every second of old ones
+
+# Frames between keyframes until their poses are settled: the points around have been adjusted by
+# then. About 20 kB each.
+SETTLED_AFTER = 300
 
 
 class State(str, Enum):
@@ -52,16 +56,6 @@ class Estimate:
     matches: int = 0  # features that might have agreed
     reprojection: float = 0.0  # px, root mean square of the inliers
     keyframe: bool = False
-
-
-@dataclass(slots=True)
-class Placed:
-    """A frame relative to its keyframe, which later adjustments move."""
-
-    stamp: float
-    map_number: int
-    keyframe: Frame
-    pose: Matrix  # (4, 4) of the frame, from the keyframe
 
 
 class Odometry:
@@ -254,7 +248,13 @@ class Odometry:
     def _place(self, frame: Frame, keyframe: Frame) -> None:
         assert self.world is not None
         pose = frame.pose @ invert(keyframe.pose)
-        self.placed.append(Placed(frame.stamp, self.world.number, keyframe, pose))
+        placed = Placed(frame.stamp, self.world.number, keyframe, pose)
+        self.placed.append(placed)
+        if frame is not keyframe:
+            waiting = self.world.waiting
+            waiting.append(Sights.of(frame, placed))
+            if len(waiting) > SETTLED_AFTER:
+                settle_placed(self.world, waiting.popleft(), self.settings)
         if len(self.placed) > MOST_PLACED:
             self.placed[: MOST_PLACED // 2] = self.placed[: MOST_PLACED // 2 : 2]
 
@@ -326,6 +326,8 @@ class Odometry:
                 close_loops(world, found, self.settings, self._rescaled)
             else:
                 adjust_all(world, self.settings)
+            while world.waiting:
+                settle_placed(world, world.waiting.popleft(), self.settings)
         self._beside.clear()
         if self.world is not None:
             self._last, self._lost_for = None, 1

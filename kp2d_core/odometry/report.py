@@ -109,8 +109,13 @@ def write_ply(path: str | Path, points: Matrix) -> None:
         temporary.write_bytes(header.encode() + points.astype('<f4').tobytes())
 
 
-def write_json(path: str | Path, runs: list[Run], recording: Recording) -> None:
-    """Write the figures of all runs."""
+def write_json(
+    path: str | Path,
+    runs: list[Run],
+    recording: Recording,
+    hardships: dict[str, dict[str, str]] | None = None,
+) -> None:
+    """Write the figures of all runs, and the table of --hardships if there is one."""
 
     def entry(run: Run) -> dict[str, Any]:
         found = score(run, recording)
@@ -129,12 +134,14 @@ def write_json(path: str | Path, runs: list[Run], recording: Recording) -> None:
             'errors': None if found is None else asdict(found),
         }
 
-    content = {
+    content: dict[str, Any] = {
         'kp2d_version': __version__,
         'recording': recording.name,
         'stereo': recording.stereo,
         'runs': [entry(run) for run in runs],
     }
+    if hardships:
+        content['hardships'] = hardships
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + '\n')
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 from tqdm import tqdm
@@ -87,6 +88,19 @@ def baseline_method(name: str, count: int) -> Method:
         )
     found = baseline(name, 4 * count)
     return Method(name, lambda image: spread(found(image), count), BASELINE_SETTINGS[name])
+
+
+def remembering(method: Method) -> Method:
+    """Return the method with a cache: features of an image are extracted once."""
+    known: dict[bytes, Features] = {}
+
+    def extract(image: Image) -> Features:
+        key = blake2b(image.tobytes(), digest_size=16).digest()
+        if key not in known:
+            known[key] = method.extract(image)
+        return known[key]
+
+    return replace(method, extract=extract)
 
 
 def spread(features: Features, count: int) -> Features:

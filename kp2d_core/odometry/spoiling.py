@@ -57,6 +57,14 @@ SPOILS: dict[str, Callable[[Recording], Recording]] = {
 }
 
 
+# What one table shows beside the recording as it is.
+HARDSHIPS: dict[str, Callable[[Recording], Recording]] = {
+    'every 2nd frame': lambda recording: recording.every(2),
+    'every 3rd frame': lambda recording: recording.every(3),
+    **SPOILS,
+}
+
+
 def _changed(recording: Recording, change: Callable[[Image], Image]) -> Recording:
     count = recording.count
     if count is None:

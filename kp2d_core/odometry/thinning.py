@@ -91,6 +91,7 @@ def _forget_map(world: Map, heirs: Heirs) -> None:
     heirs[first.index] = first, first
     first.strip()
     world.keyframes = []
+    world.waiting.clear()
     world.alive[:] = False
     world.compact()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kp2d_core.odometry.frames import Frame, Map
+from kp2d_core.odometry.frames import Frame, Map, Sights
 from kp2d_core.odometry.geometry import Ints, Matrix, invert, log_rotation
 from kp2d_core.odometry.mapping import depth_of, local_points, neighbours
 from kp2d_core.odometry.pose import distances, find, refine
@@ -111,6 +111,21 @@ def settle(world: Map, frame: Frame, points: Ints, pose: Matrix, settings: Setti
         return None
     reprojection = float(np.sqrt((off[good] ** 2).mean() / 2))
     return Fit(pose, rows[good], numbers[good], len(good), expected, reprojection)
+
+
+def settle_placed(world: Map, sights: Sights, settings: Settings) -> None:
+    """Re-estimate the pose of a frame between keyframes from the current points."""
+    rows = np.flatnonzero(sights.points >= 0)
+    rows = rows[world.alive[sights.points[rows]]]
+    if len(rows) < settings.min_inliers:
+        return
+    sight = world.sight(sights, rows, sights.points[rows])
+    placed = sights.placed
+    before = placed.pose @ placed.keyframe.pose
+    pose = refine(sight, before, threshold=settings.robust)
+    good = distances(sight, pose) < settings.outlier
+    if trusted(int(good.sum()), len(good), settings):
+        placed.pose = pose @ invert(placed.keyframe.pose)
 
 
 def trusted(inliers: int, matches: int, settings: Settings) -> bool:
