@@ -30,11 +30,11 @@ Reconstruct cameras and points from photographs or from a recording. Write a COL
 COLMAP, hloc and many other programs read.
 
 IMAGES are image files or folders of photographs in any order, or one recording: a folder in
-the layout of KITTI or TUM, a bag with camera_info, a film with --calibration, or a made scene. See
-`kp2d odometry --help`."""
+the layout of KITTI or TUM, a bag with camera_info, a video with --calibration, or a rendered
+scene. See `kp2d odometry --help`."""
 EXAMPLES = """\
 examples:
-  kp2d map photos -o model                              the cameras' focal lengths are found
+  kp2d map photos -o model                              focal lengths are estimated
   kp2d map photos -o model --calibration camera.yaml
   kp2d map drive.mcap --every 5 -o model
   kp2d map kitti/00 -o model
@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         '--sequence', action='store_true',
-        help='match each image only with those that follow it by name, as in a video',
+        help='match each image with those that follow it by name, as in a video, and with similar '
+        'ones, instead of all',
     )  # fmt: skip
     add_model_arguments(parser)
     add_detection_arguments(parser)
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _recording(args: argparse.Namespace) -> Recording | None:
-    """The one recording that is given; None if photographs are."""
+    """Open the recording if one is given; None for photographs."""
     text = args.images[0]
     path = Path(text).expanduser()
     listed = (path / 'calib.txt').is_file() or (path / 'rgb.txt').is_file()
@@ -99,7 +100,7 @@ def _recording(args: argparse.Namespace) -> Recording | None:
 
 
 def _frames(args: argparse.Namespace, recording: Recording) -> Named:
-    """Features of a recording's frames, which are kept beside the model: COLMAP reads them."""
+    """Extract features of a recording; save its frames next to the model for COLMAP."""
     detector, options = load_detector(args), detection_options(args)
     folder = args.output / 'images'
     names, features = [], []
@@ -138,5 +139,5 @@ def _map(args: argparse.Namespace, named: Named, camera: Camera | None, sequence
         f'{model.track:.1f} images, {np.round(model.error, 2)} px, in {model.folder}'
     )
     if model.models > 1:
-        print(f'{model.models - 1} further models in folders there: nothing joins them')
+        print(f'{model.models - 1} further models in folders 1, 2, ...: no image connects them')
     return model.images

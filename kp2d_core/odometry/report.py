@@ -21,19 +21,19 @@ from kp2d_core.odometry.trajectory import align
 from kp2d_core.version import __version__
 
 COLUMNS = {
-    'frames': 'frames with a final pose, of all',
-    'lost': 'frames that were lost when they came, after the start',
-    'ATE': 'm, root mean square of the distances of the final poses after alignment',
-    'causal': 'm, the same of the poses that were told when the frames came',
-    'worst': 'm, the largest distance of any pose that was told; each map aligned by itself',
-    'RPE': 'm, root mean square of the error of the motion between successive frames',
-    'turn': 'degrees, the same of its rotation',
-    'scale': 'of the final poses against the truth, minus 1; only a rig knows it',
-    'maps': 'maps at the end',
-    'loops': 'places that were seen twice and brought together',
-    'keyframes': 'of the largest map',
-    'features ms': "processor's time of a frame's features",
-    'odometry ms': "processor's time of a frame's pose and its share of the map",
+    'frames': 'frames with a final pose / all frames',
+    'lost': 'lost frames after the start, when they arrived',
+    'ATE': 'absolute trajectory error: RMS position error of the final poses after alignment, m',
+    'causal': 'the same for the poses as reported when each frame arrived, m',
+    'worst': 'largest position error of any reported pose, each map aligned separately, m',
+    'RPE': 'relative pose error: RMS error of the motion between successive frames, m',
+    'turn': 'the same for the rotation, degrees',
+    'scale': 'scale error of the final poses; stereo only',
+    'maps': 'number of maps at the end',
+    'loops': 'number of closed loops',
+    'keyframes': 'keyframes of the largest map',
+    'features ms': 'CPU time per frame for features',
+    'odometry ms': 'CPU time per frame for pose and map',
 }
 
 
