@@ -11,7 +11,7 @@ from kp2d_core.networks.geometry import normalise, sample_descriptors
 images = torch.stack([torch.from_numpy(image[:128, :160]) for image in (astronaut(), coffee())])
 network = KeyPointNet.from_pretrained('small')  # in eval mode: dropout would drown so small a step
 optimizer = torch.optim.AdamW(network.parameters(), 1e-4)
-for step in range(10):
+for step in range(8):
     dark = (images * 0.1).to(torch.uint8)
     bright, dim = network(normalise(images)), network(normalise(dark))
     points = bright.keypoints.flatten(2).transpose(1, 2).detach()  # (B, N, 2), pixels

@@ -82,7 +82,9 @@ def explain(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return 'there is not enough memory: take smaller images, or fewer at once'
     if isinstance(error, OSError) and error.strerror:
-        return f'{error.strerror}: {error.filename}' if error.filename else error.strerror
+        name = str(error.filename or '')
+        name = name if len(name) < 300 else f'{name[:100]}...{name[-100:]}'
+        return f'{error.strerror}: {name}' if name else error.strerror
     return ''
 
 
