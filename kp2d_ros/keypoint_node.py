@@ -20,6 +20,7 @@ from std_srvs.srv import SetBool, Trigger
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.image_messages import decode_compressed
 from kp2d_core.images import read_image
+from kp2d_core.runtimes.base import give_back_memory
 from kp2d_ros import diagnostics, parameters
 from kp2d_ros.bridge import Decoder, image_decoder
 from kp2d_ros.compat import ClockType, on_parameters
@@ -222,6 +223,7 @@ class KeypointNode(PatientLifecycleNode):
         self._inputs, self._outputs = [], []
         self._pipeline = self._pairing = None
         self._health.model = self._health.runtime = ''
+        give_back_memory()
 
     # Frames
 

@@ -178,7 +178,7 @@ def test_streams_end_when_it_closes():
         urllib.request.urlopen(page.address, timeout=2)
 
 
-@pytest.mark.skipif(BROWSER is None, reason='no Chromium is installed')
+@pytest.mark.skipif(BROWSER is None, reason='no Chromium is installed, and no package brings one')
 def test_in_a_browser(page, tmp_path):
     """The stream is drawn and goes on, the figures follow, the end is noticed."""
     stop = threading.Event()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -161,6 +163,7 @@ class CompiledRuntime(ABC):
         self._compiled[profile] = compiled
         while too_many(self._compiled):
             self._compiled.popitem(last=False)
+        give_back_memory()
 
     def _check(self, outputs: Outputs, shape: tuple[int, int]) -> None:
         """Raise unless the outputs are what they should be: an exported file may be damaged."""
@@ -173,6 +176,12 @@ class CompiledRuntime(ABC):
         if self.source.graph is not None:
             return ModelError(f'{self.model} is damaged, {self.name} does not run it: {reason}')
         return RuntimeError(f'{self.name} cannot run the network at {profile}: {reason}')
+
+
+def give_back_memory() -> None:
+    """To the system what is free: glibc keeps it in pieces, and grows with every compilation."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def too_many(profiles: Collection[Profile]) -> bool:
