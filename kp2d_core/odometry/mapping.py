@@ -133,11 +133,9 @@ def look_again(world: Map, other: Frame, frame: Frame, settings: Settings) -> No
 def complete(world: Map, settings: Settings) -> int:
     """Search every keyframe for points that its neighbours observe; return how many were added.
 
-    Observations dropped while poses were inaccurate may fit now. The gate is wide: the next
-    adjustment drops the outliers.
+    Observations dropped while poses were inaccurate may fit now.
     """
     added = 0
-    limit = 2 * settings.outlier
     for frame in world.keyframes:
         near = neighbours(world, frame, settings.local_keyframes)
         candidates = np.setdiff1d(local_points(world, near), frame.points)
@@ -146,7 +144,7 @@ def complete(world: Map, settings: Settings) -> int:
         )
         free = frame.points[rows] < 0
         rows, numbers = rows[free], numbers[free]
-        good = distances(world.sight(frame, rows, numbers), frame.pose) < limit
+        good = distances(world.sight(frame, rows, numbers), frame.pose) < settings.outlier
         frame.points[rows[good]] = numbers[good]
         added += int(good.sum())
     return added
