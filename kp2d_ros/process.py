@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import rclpy
@@ -20,12 +22,17 @@ from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 from kp2d_core.errors import FileError
 
 SWITCH = 1e-4  # seconds that the executor may go on when the worker has a frame to begin with
+# glibc gives every few threads a heap of their own. Each transition and each compilation is a new
+# thread: what they free would stay in pieces in all of these heaps.
+M_ARENA_MAX, ARENAS = -8, 2
 GRACE = 1.0  # seconds to end cleanly after the signal
 
 
 def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = None) -> int:
     """Run a node until SIGINT, SIGTERM, or its future `finished` is done with an exit code."""
     sys.setswitchinterval(SWITCH)
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
     # rclpy's handler ends the context. Python's would raise KeyboardInterrupt besides, anywhere:
     # in the clean-up too, where it makes the end of the process one by a signal.
     signals: list[int] = []
