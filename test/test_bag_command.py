@@ -182,7 +182,7 @@ def test_parameters_of_the_node(tmp_path, pictures, model, capsys):
     out = tmp_path / 'out'
     for text, complaint in (
         ('track', 'is not NAME:=VALUE'),
-        ('tracks:=true', "'tracks' is no live parameter of the node: max_keypoints"),
+        ('tracks:=true', "'tracks' is no live parameter of the node: "),
         ('model:=v4', "'model' is no live parameter"),
         ('track:=3', "track must be a bool, got '3'"),
         ('max_missed:=1000', 'max_missed must be'),

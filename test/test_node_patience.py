@@ -124,7 +124,8 @@ def test_a_model_that_hangs_is_reported_and_never_doubled(robot, node, picture, 
 
 def test_a_model_that_always_throws_is_an_error(robot, node, picture, capfd):
     for number in (Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE):
-        assert done(robot, change(robot, number), 'a transition')
+        succeeded = done(robot, change(robot, number), 'a transition')
+        assert succeeded, capfd.readouterr().err
     moody = node._pipeline.detector.runtime = Moody(node._pipeline.detector.runtime)
     moody.throws = ValueError('a bug of ours')
     images = robot.publisher(Image, '/kp2d/image')
