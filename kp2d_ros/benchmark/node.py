@@ -37,7 +37,7 @@ SLOW_MODEL = 0.2  # seconds a frame
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--model', default='small', help='model, or a variant with random weights')
     parser.add_argument('--runtime', default='auto', help='inference runtime')
-    parser.add_argument('--precision', default='fp32', help='fp32, fp16 or int8')
+    parser.add_argument('--precision', default='auto', help='auto, fp32, fp16 or int8')
     parser.add_argument(
         '--threads', type=whole_number(0, MOST_THREADS), default=0,
         help='CPU threads; 0: the runtime decides',
