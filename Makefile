@@ -66,7 +66,7 @@ bench: $(READY)  ## measure the speed of every runtime of this machine
 SMALL_STEPS ?= 30000 8000  # with small views, with large ones
 FAST_STEPS ?= 16000 4000
 BEGIN := --set optimizer.schedule=constant
-# The first 2600 steps of small, 95 minutes of two cores, on the 802 free photographs.
+# The first 8200 steps of small, 3.5 hours of two cores, on the 802 free photographs.
 SMALL_BEGUN := --init docs/small-begun.safetensors --set pairs.strength='[[0, 1.0]]'
 FINISH := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
     --set pairs.short_side='[240, 480]' --set pairs.strong.shift=48 --set optimizer.batch=3 \
