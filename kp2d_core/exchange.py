@@ -192,7 +192,7 @@ def colmap_camera(camera: Camera) -> tuple[str, list[float]]:
     if not any(lens):
         return 'PINHOLE', pinhole
     if any(lens[8:]):
-        raise ValueError('COLMAP has no model with so many coefficients of distortion')
+        raise ValueError('COLMAP has no camera model with more than 8 distortion coefficients')
     if any(lens[4:]):
         return 'FULL_OPENCV', [*pinhole, *(lens + [0.0] * 8)[:8]]
     return 'OPENCV', [*pinhole, *lens[:4]]

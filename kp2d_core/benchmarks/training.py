@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kp2d_core.training.config import TrainingConfig
     from kp2d_core.training.photographs import Photographs
 
-WHOLE, CROP, CROPS = (320, 240), (160, 120), 4  # so many crops have the pixels of a whole image
+WHOLE, CROP, CROPS = (320, 240), (160, 120), 4  # 4 crops have as many pixels as 1 whole image
 PHASES = ('waiting for data', 'forward and losses', 'backward', 'optimizer')
 REPLY_SECONDS = 600  # within which a step must end
 

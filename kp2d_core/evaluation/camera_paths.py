@@ -192,7 +192,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def numbers(path: Path, widths: tuple[int, ...]) -> Matrix:
-    """Rows of so many numbers; what KITTI puts before them, 'P0:', is passed over."""
+    """Read a table with one of these numbers of columns; skip KITTI's labels, such as 'P0:'."""
     rows = [line.split(':')[-1].split() for line in _lines(path)]
     try:
         values = np.array(rows, np.float64)

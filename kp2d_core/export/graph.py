@@ -57,7 +57,7 @@ def build_graph(
 
 
 def dense_is_faster(checkpoint: Checkpoint, profile: Profile) -> bool:
-    """Tell whether so many keypoints make a convolution of the whole map cheaper."""
+    """Tell whether convolving the whole map is cheaper than convolving at the keypoints."""
     stride = checkpoint.architecture.descriptor_stride
     texels = (profile.height // stride) * (profile.width // stride)
     return profile.top_k > texels * (0.12 if profile.precision == 'int8' else 0.5)

@@ -144,7 +144,7 @@ def close_loops(
 ) -> None:
     """Correct all keyframes and points for the loops, then adjust everything.
 
-    on_scale  is told of keyframes whose surroundings are now so many times as large
+    on_scale  called with each keyframe and the factor by which the map around it has grown
     """
     frames = world.keyframes
     order = {id(frame): i for i, frame in enumerate(frames)}
