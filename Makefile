@@ -32,7 +32,7 @@ export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
 export FASTDDS_DEFAULT_PROFILES_FILE ?= $(FASTRTPS_DEFAULT_PROFILES_FILE)
 endif
 
-.PHONY: help run test test-robot fuzz lint bench weights clean
+.PHONY: help run test test-robot fuzz lint bench ablation weights clean
 .DEFAULT_GOAL := help
 
 help:  ## list these targets
@@ -60,6 +60,13 @@ lint: $(READY)  ## check style and types
 
 bench: $(READY)  ## measure the speed of every runtime of this machine
 	$(BIN)/kp2d bench $(ARGS)
+
+# Ten runs of half an hour each. If you stop it, the same command continues. More options: ARGS=--strict
+ifneq ($(filter ablation,$(MAKECMDGOALS)),)
+$(if $(DATA),,$(error say what to train on: make ablation DATA=folder))
+endif
+ablation: $(READY)  ## train V0 to V4 of the paper at reduced scale, for hours; DATA=folder HPATCHES=folder
+	$(BIN)/kp2d bench ablation --data '$(DATA)' $(if $(HPATCHES),--hpatches '$(HPATCHES)') $(ARGS)
 
 # Trains the models that ship: small views at a constant rate, then larger ones while it falls to 0.
 # If you stop it, the same command continues; to start again from scratch, remove runs/weights.

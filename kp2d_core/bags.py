@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kp2d_core.errors import FileError
-from kp2d_core.image_messages import decode, decode_compressed
-from kp2d_core.images import Image
+from kp2d_core.images import Image, decode, decode_compressed
 
 BAG_SUFFIXES = frozenset({'.bag', '.db3', '.mcap'})
 RAW_IMAGE = 'sensor_msgs/msg/Image'

@@ -6,7 +6,8 @@ import json
 import math
 import operator
 import reprlib
-from typing import Any
+from dataclasses import field
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,3 +149,12 @@ def _tame(document: Any) -> Any:
         if not level:
             return document
     raise ValueError('it is nested too deep')
+
+
+T = TypeVar('T')
+
+
+def setting(default: T, meaning: str) -> T:
+    """A field of a dataclass of settings, with what a user should know of it in one sentence."""
+    described: T = field(default=default, metadata={'meaning': meaning})
+    return described

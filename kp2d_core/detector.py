@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
@@ -10,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.checks import number, shown, whole
-from kp2d_core.features import Features, in_order_of_score, join_features, select
+from kp2d_core.features import Features, Selection, alike, cells_to_ask, find, prepare
 from kp2d_core.images import (
     MINIMUM_SIDE,
     MOST_RUN,
     Image,
-    Placement,
     Size,
     check_mask,
     check_pixels,
-    prepare,
     resolve_size,
     size_of,
     to_image,
@@ -41,7 +42,9 @@ SCORE_THRESHOLD = 0.3  # black, flat and defocused images have almost no points 
 NMS_RADIUS = 3.0  # pixels: each place once
 # Candidates asked for, times the keypoints wanted, by the network's cell: the rest are copies.
 SPARE = {8: 3.0, 4: 1.35}
-BATCH_PIXELS = 4 << 20  # pixels of a batch: more need memory and hardly save time
+COMPILER_THREAD = 'kp2d compiler'
+AT_ONCE = 0.05  # seconds: what compiles no longer than that is waited for
+PAUSE = 5.0  # seconds before something that could not be compiled is tried again
 
 
 class Options(TypedDict, total=False):
@@ -133,25 +136,16 @@ class KeypointDetector:
         score_threshold = number(score_threshold, 'score_threshold')
         nms_radius = number(nms_radius, 'nms_radius', least=0, most=MOST_RADIUS)
 
-        limit = self.limit(max_keypoints, nms_radius, mask is not None)
-        sizes = [self._working_sizes(size_of(each), working_size, scales) for each in images]
-        found: list[list[Features]] = [[] for _ in images]
-        for same in _alike(images, sizes):
-            for size in sizes[same[0]]:
-                run = self._run([images[index] for index in same], size, limit)
-                for index, features in zip(same, run, strict=True):
-                    found[index].append(features)
-        kept = [
-            select(
-                parts[0] if len(parts) == 1 else in_order_of_score(join_features(parts)),
-                max_keypoints=max_keypoints,
-                score_threshold=score_threshold,
-                nms_radius=nms_radius,
-                mask=mask,
-            )
-            for parts in found
-        ]
-        return kept[0] if single else kept
+        sizes = [self.working_sizes(size_of(each), working_size, scales) for each in images]
+        found = find(
+            self.runtime,
+            images,
+            sizes,
+            self.limit(max_keypoints, nms_radius, mask is not None),
+            Selection(max_keypoints, score_threshold, nms_radius),
+            [None if mask is None else mask.astype(np.uint8, copy=False)] * len(images),
+        )
+        return found[0] if single else found
 
     def limit(self, max_keypoints: int | None, nms_radius: float, masked: bool) -> int | None:
         """How many points to ask of the network; None: all of them."""
@@ -175,24 +169,15 @@ class KeypointDetector:
         `limit` comes from the method `limit`. Another thread may call `detect` meanwhile.
         """
         image = np.zeros((size[1], size[0], 3), np.uint8)
-        sizes = self._working_sizes(size, working_size, scales)
-        batches = {len(same) for same in _alike([image] * count, [sizes] * count)}
+        sizes = self.working_sizes(size, working_size, scales)
+        batches = {len(same) for same in alike([image] * count, [sizes] * count)}
         for working in sizes:
             blank, placement = prepare(image, working)
-            top_k = self._top_k(blank, placement, limit)
+            top_k = cells_to_ask(blank, placement, self.runtime.cell, limit)
             for batch in batches:
                 self.runtime.prepare((batch, *blank.shape), top_k)
 
-    def check_size(
-        self,
-        size: Size,
-        working_size: Size | int | None = None,
-        scales: Sequence[float] | None = None,
-    ) -> None:
-        """ValueError in a sentence if `detect` cannot take images of a size."""
-        self._working_sizes(size, working_size, scales)
-
-    def _working_sizes(
+    def working_sizes(
         self, given: Size, working_size: Size | int | None, scales: Sequence[float] | None
     ) -> list[Size]:
         """The sizes that the network runs at; ValueError if it cannot."""
@@ -208,57 +193,6 @@ class KeypointDetector:
                 f'{other}'
             )
         return [fixed]
-
-    def _run(
-        self, images: list[Image], working_size: Size, max_keypoints: int | None
-    ) -> list[Features]:
-        """The features of images of one size; some may lie in the padding."""
-        inputs, placements = zip(*(prepare(each, working_size) for each in images), strict=True)
-        placement = placements[0]
-        top_k = self._top_k(inputs[0], placement, max_keypoints)
-        batch = inputs[0][None] if len(inputs) == 1 else np.stack(inputs)
-        scale = np.float32(placement.working[0] / placement.given[0])
-        return [
-            Features(
-                placement.to_given(keypoints),
-                scores,
-                descriptors,
-                placement.given,
-                scales=np.full(len(scores), scale),
-                sigma=sigmas / scale,
-            )
-            for keypoints, scores, descriptors, sigmas in zip(
-                *self.runtime.run(batch, top_k), strict=True
-            )
-        ]
-
-    def _top_k(self, network_input: Image, placement: Placement, wanted: int | None) -> int:
-        """How many cells to request, so that `wanted` remain without those in the padding."""
-        (height, width), cell = network_input.shape[:2], self.runtime.cell
-        cells = (height // cell) * (width // cell)
-        if wanted is None:
-            return cells
-        return min(wanted + points_in_padding(network_input, placement, cell), cells)
-
-
-def _alike(images: list[Image], sizes: list[list[Size]]) -> Iterator[list[int]]:
-    """Batches: indices of images of one size, at most BATCH_PIXELS each."""
-    groups: dict[Size, list[int]] = {}
-    for index, image in enumerate(images):
-        groups.setdefault(size_of(image), []).append(index)
-    for same in groups.values():
-        width, height = max(sizes[same[0]])
-        count = max(1, BATCH_PIXELS // (width * height))
-        for start in range(0, len(same), count):
-            yield same[start : start + count]
-
-
-def points_in_padding(network_input: Image, placement: Placement, cell: int) -> int:
-    """How many keypoints can lie in the padding: those of its cells, and of the ones beside it."""
-    height, width = network_input.shape[:2]
-    right, below = width - placement.working[0], height - placement.working[1]
-    rows, columns = (-(-pad // cell) + 1 if pad else 0 for pad in (below, right))
-    return rows * (width // cell) + columns * (height // cell)
 
 
 def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
@@ -291,3 +225,75 @@ def scaled_sizes(size: Size, scales: Sequence[float] | None) -> list[Size]:
             )
         check_pixels(each, MOST_RUN, f'at scale {scale:g} the network would run at')
     return [each for each in dict.fromkeys(sizes) if min(each) >= MINIMUM_SIDE]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What compiled networks depend on."""
+
+    image_sizes: tuple[Size, ...]  # of the images that are detected in at once
+    working_size: int | None
+    scales: tuple[float, ...]
+    limit: int | None  # keypoints to ask of the network; None: one for each cell
+
+    def __str__(self) -> str:
+        width, height = self.image_sizes[0]
+        limit = 'all' if self.limit is None else self.limit
+        return f'{width}x{height} images and {limit} keypoints'
+
+
+class Compiler:
+    """Compiles networks before they run, so that a stream of images does not wait for that."""
+
+    def __init__(self, detector: KeypointDetector, in_background: bool) -> None:
+        """in_background: old settings stay in use while the network is compiled for new ones."""
+        self.preparing = ''  # what the network is compiled for at present, for people
+        self.problem = ''  # why it could not be compiled for what was asked
+        self._detector = detector
+        self._in_background = in_background
+        self._ready: Work | None = None  # the last that was compiled
+        self._failed: Work | None = None
+        self._again_at = 0.0  # time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def ready_for(self, work: Work) -> Work:
+        """What is asked for or, while the network is compiled for it, what was before.
+
+        Only the first images of a size wait for the compiler.
+        """
+        ready = self._ready
+        if work == ready:
+            return work
+        refused = work == self._failed and time.monotonic() < self._again_at
+        if not self._in_background or ready is None or ready.image_sizes != work.image_sizes:
+            if not refused:
+                self._compile(work)
+            if self.problem:
+                raise RuntimeError(self.problem)
+            return work
+        compiling = self._thread is not None and self._thread.is_alive()
+        if not compiling and not refused:
+            self._thread = threading.Thread(
+                target=self._compile, args=(work,), name=COMPILER_THREAD, daemon=True
+            )
+            self._thread.start()
+            self._thread.join(AT_ONCE)
+        return work if self._ready == work else ready
+
+    def _compile(self, work: Work) -> None:
+        self.preparing = str(work)
+        try:
+            for size in dict.fromkeys(work.image_sizes):
+                self._detector.prepare(
+                    size,
+                    count=work.image_sizes.count(size),
+                    working_size=work.working_size,
+                    scales=work.scales,
+                    limit=work.limit,
+                )
+            self._ready, self._failed, self.problem = work, None, ''
+        except Exception as error:  # whatever a runtime raises: keep the old network
+            self._failed, self._again_at = work, time.monotonic() + PAUSE
+            self.problem = f'the network cannot be compiled for {work}: {error}'
+        finally:
+            self.preparing = ''

@@ -1,15 +1,24 @@
-"""Keypoints with scores and descriptors, and the ways to keep some of them."""
+"""Keypoints with scores and descriptors: how the network finds them, and which are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.architecture import CELL
+from kp2d_core.geometry import Size, resize_matrix
+from kp2d_core.images import Image, resize, resolve_size
+
+if TYPE_CHECKING:
+    from kp2d_core.runtimes import Runtime
+
 Float = NDArray[np.float32]
+BATCH_PIXELS = 4 << 20  # pixels of a batch: more need memory and hardly save time
 MOST_PAIRS = 1 << 22  # that suppression looks at all at once: 64 MB
 
 
@@ -41,6 +50,10 @@ class Features:
         """A subset, by mask, indices or slice."""
         chosen: dict[str, Any] = {name: rows[which] for name, rows in self.rows().items()}
         return replace(self, **chosen)
+
+    def __add__(self, other: Features) -> Features:
+        """Both, one after the other."""
+        return join_features([self, other])
 
     def __repr__(self) -> str:
         width, height = self.image_size
@@ -75,6 +88,126 @@ def join_features(parts: Sequence[Features]) -> Features:
 
 def in_order_of_score(features: Features) -> Features:
     return features[np.argsort(-features.scores, kind='stable')]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which keypoints are kept; `select` has the order."""
+
+    max_keypoints: int | None = None
+    score_threshold: float = 0.0
+    nms_radius: float = 0.0
+
+
+def find(
+    runtime: Runtime,
+    images: Sequence[Image],
+    sizes: Sequence[Sequence[Size]],
+    limit: int | None,
+    selection: Selection,
+    masks: Sequence[NDArray[np.uint8] | None],
+) -> list[Features]:
+    """The features of each image, found by the network at each of its working sizes.
+
+    Nothing is checked: `KeypointDetector` says which sizes and which limit are possible.
+    """
+    found: list[list[Features]] = [[] for _ in images]
+    for same in alike(images, sizes):
+        for size in sizes[same[0]]:
+            run = _run(runtime, [images[index] for index in same], size, limit)
+            for index, features in zip(same, run, strict=True):
+                found[index].append(features)
+    return [
+        select(
+            parts[0] if len(parts) == 1 else in_order_of_score(join_features(parts)),
+            max_keypoints=selection.max_keypoints,
+            score_threshold=selection.score_threshold,
+            nms_radius=selection.nms_radius,
+            mask=mask,
+        )
+        for parts, mask in zip(found, masks, strict=True)
+    ]
+
+
+def alike(images: Sequence[Image], sizes: Sequence[Sequence[Size]]) -> Iterator[list[int]]:
+    """Batches: indices of images of one size, at most BATCH_PIXELS each."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, image in enumerate(images):
+        groups.setdefault(image.shape[:2], []).append(index)
+    for same in groups.values():
+        width, height = max(sizes[same[0]])
+        count = max(1, BATCH_PIXELS // (width * height))
+        for start in range(0, len(same), count):
+            yield same[start : start + count]
+
+
+def _run(
+    runtime: Runtime, images: list[Image], working_size: Size, limit: int | None
+) -> list[Features]:
+    """The features of images of one size; some may lie in the padding."""
+    inputs, placements = zip(*(prepare(each, working_size) for each in images), strict=True)
+    placement = placements[0]
+    top_k = cells_to_ask(inputs[0], placement, runtime.cell, limit)
+    batch = inputs[0][None] if len(inputs) == 1 else np.stack(inputs)
+    scale = np.float32(placement.working[0] / placement.given[0])
+    return [
+        Features(
+            placement.to_given(keypoints),
+            scores,
+            descriptors,
+            placement.given,
+            scales=np.full(len(scores), scale),
+            sigma=sigmas / scale,
+        )
+        for keypoints, scores, descriptors, sigmas in zip(*runtime.run(batch, top_k), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the given image lies in the network's input, to map keypoints back."""
+
+    given: Size  # of the caller's image
+    working: Size  # it was resized to this, then padded right and below to whole cells
+
+    def to_given(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Network pixels -> pixels of the given image. Pixel centres count: half-pixel correct."""
+        if self.working == self.given:
+            return points
+        matrix = resize_matrix(self.working, self.given)
+        return (points * np.diag(matrix)[:2] + matrix[:2, 2]).astype(np.float32, copy=False)
+
+
+def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image, Placement]:
+    """The network's input (RGB, whole cells, contiguous) of a checked image.
+
+    `working_size` is (width, height), or the length of the longer side, or None to keep it.
+    """
+    given = image.shape[1], image.shape[0]
+    as_given = working_size is None or (isinstance(working_size, tuple) and working_size == given)
+    working = given if as_given else resolve_size(given, working_size)
+    if working != given:
+        image = resize(image, working)
+    if image.ndim == 2 or image.shape[2] == 1:
+        image = np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
+    right, below = -working[0] % CELL, -working[1] % CELL
+    if right or below:
+        image = np.asarray(
+            cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE), np.uint8
+        )
+    return np.ascontiguousarray(image), Placement(given, working)
+
+
+def cells_to_ask(network_input: Image, placement: Placement, cell: int, wanted: int | None) -> int:
+    """How many cells to request, so that `wanted` remain without those in the padding."""
+    height, width = network_input.shape[:2]
+    rows, columns = height // cell, width // cell
+    if wanted is None:
+        return rows * columns
+    right, below = width - placement.working[0], height - placement.working[1]
+    # Keypoints of the cells in the padding lie in it, and some of the cells beside it.
+    padded_rows, padded_columns = (-(-pad // cell) + 1 if pad else 0 for pad in (below, right))
+    return min(wanted + padded_rows * columns + padded_columns * rows, rows * columns)
 
 
 # A distance or a threshold beyond float32 is as good as infinite; that between two infinities is

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.checks import number
 from kp2d_core.features import Features, Float, unit_descriptors
-from kp2d_core.verification import Verification, verify
+from kp2d_core.verification import Verification, agreeing, check_verification
 
 Ints = NDArray[np.intp]
 
@@ -63,40 +63,107 @@ def match(
     intrinsics    3x3 camera matrix of both images
     undistort     maps pixels (M, 2) to those of a camera without distortion, before verification
     """
+    options = MatchOptions(
+        mutual, max_ratio, max_distance, radius, verification, threshold, intrinsics, undistort
+    )
+    if predicted is not None and radius is None:
+        raise ValueError('predicted positions need a radius')
+    if predicted is not None and np.shape(predicted) != (len(first), 2):
+        raise ValueError(f'predicted must be ({len(first)}, 2), got {np.shape(predicted)}')
+    return match_with(options, first, second, predicted=predicted)
+
+
+@dataclass(frozen=True, eq=False)
+class MatchOptions:
+    """The options of `match`, checked once for many matches."""
+
+    mutual: bool = True
+    max_ratio: float | None = None
+    max_distance: float | None = None
+    radius: float | None = None
+    verification: Verification = 'none'
+    threshold: float = 3.0
+    intrinsics: NDArray[np.float64] | None = None
+    undistort: Callable[[Float], Float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ('max_ratio', 'max_distance', 'radius'):
+            if getattr(self, name) is not None:
+                number(getattr(self, name), name, above=0, most=FAR)
+        check_verification(self.verification, self.threshold, self.intrinsics)
+
+
+def match_with(
+    options: MatchOptions,
+    first: Features,
+    second: Features,
+    *,
+    predicted: Float | None = None,
+    undistorted: tuple[Float, Float] | None = None,
+) -> Matches:
+    """`match`; `undistorted` are all points without distortion, if they are known already."""
     a, b = as_float32(first), as_float32(second)
-    _check_options(first, second, max_ratio, max_distance, radius, predicted)
-    if not len(first) or not len(second):
-        return _no_matches()
+    if a.shape[1] != b.shape[1] and len(a) and len(b):
+        raise ValueError(f'descriptors differ in length: {a.shape[1]} and {b.shape[1]}')
+    if not len(a) or not len(b):
+        return no_matches()
     gate = None
-    if radius is not None:
+    if options.radius is not None:
         centres = first.keypoints if predicted is None else np.asarray(predicted, np.float32)
         centres = np.where(np.isfinite(centres), centres, np.float32(FAR))
-        gate = Gate(centres, second.keypoints, radius)
-    found = find_neighbours(a, b, gate, runner_up=max_ratio is not None)
+        gate = Gate(centres, second.keypoints, options.radius)
+    found = find_neighbours(a, b, gate, runner_up=options.max_ratio is not None)
     if np.isnan(found.best).any():
         raise ValueError('descriptors hold NaN')
 
     keep = found.best > -np.inf
-    if mutual:
+    if options.mutual:
         keep &= found.best >= found.best_of_second[found.nearest]
-    if max_distance is not None:
-        keep &= _distance(found.best) <= max_distance
-    if max_ratio is not None:
-        keep &= _distance(found.best) < max_ratio * _distance(found.runner_up)
+    if options.max_distance is not None:
+        keep &= _distance(found.best) <= options.max_distance
+    if options.max_ratio is not None:
+        keep &= _distance(found.best) < options.max_ratio * _distance(found.runner_up)
 
     rows = np.flatnonzero(keep)
-    if mutual:
+    if options.mutual:
         rows = _one_each(rows, found.nearest)
     indices = np.stack([rows, found.nearest[rows]], axis=1)
-    inliers, model = verify(
-        first.keypoints[indices[:, 0]],
-        second.keypoints[indices[:, 1]],
-        verification,
-        threshold=threshold,
-        intrinsics=intrinsics,
-        undistort=undistort,
-    )
+    inliers, model = np.ones(len(rows), bool), None
+    if options.verification != 'none':
+        left, right = indices.T
+        flat = undistorted and (undistorted[0][left], undistorted[1][right])
+        inliers, model = agreeing(
+            first.keypoints[left],
+            second.keypoints[right],
+            options.verification,
+            options.threshold,
+            options.intrinsics,
+            options.undistort,
+            flat,
+        )
     return Matches(indices, _distance(found.best[rows]), inliers, model)
+
+
+def match_in_turn(
+    groups: Sequence[tuple[MatchOptions, Features, Float | None]],
+    second: Features,
+    undistorted: Float | None = None,
+) -> list[Matches]:
+    """Match one group of features after the other, each with what the earlier ones have left.
+
+    A group is (options, features, their points without distortion); a feature of `second` is
+    taken by an inlier.
+    """
+    free, result = np.arange(len(second)), []
+    for options, first, flat in groups:
+        known = flat is not None and undistorted is not None
+        both = (flat, undistorted[free]) if known else None  # type: ignore[index]
+        rest = second if len(free) == len(second) else second[free]
+        found = match_with(options, first, rest, undistorted=both)  # type: ignore[arg-type]
+        indices = np.stack([found.indices[:, 0], free[found.indices[:, 1]]], axis=1)
+        result.append(replace(found, indices=indices))
+        free = np.setdiff1d(free, indices[found.inliers, 1], assume_unique=True)
+    return result
 
 
 def _one_each(rows: NDArray[np.intp], nearest: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -111,34 +178,8 @@ def _distance(similarity: Float) -> Float:
     return np.sqrt(np.maximum(2 - 2 * similarity, 0), dtype=np.float32)
 
 
-def _no_matches() -> Matches:
+def no_matches() -> Matches:
     return Matches(np.empty((0, 2), np.intp), np.empty(0, np.float32), np.empty(0, bool))
-
-
-def _check_options(
-    first: Features,
-    second: Features,
-    max_ratio: float | None,
-    max_distance: float | None,
-    radius: float | None,
-    predicted: Float | None,
-) -> None:
-    for name, value in (
-        ('max_ratio', max_ratio),
-        ('max_distance', max_distance),
-        ('radius', radius),
-    ):
-        if value is not None:
-            number(value, name, above=0, most=FAR)
-    if predicted is not None and radius is None:
-        raise ValueError('predicted positions need a radius')
-    if predicted is not None and np.shape(predicted) != (len(first), 2):
-        raise ValueError(f'predicted must be ({len(first)}, 2), got {np.shape(predicted)}')
-    if first.descriptors.shape[1:] != second.descriptors.shape[1:] and len(first) and len(second):
-        raise ValueError(
-            f'descriptors differ in length: {first.descriptors.shape[1]} and '
-            f'{second.descriptors.shape[1]}'
-        )
 
 
 def as_float32(features: Features) -> Float:

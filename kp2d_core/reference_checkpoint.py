@@ -1,5 +1,7 @@
 """Reading the authors' .ckpt files without running anything that is pickled in them.
 
+Tested on files that were made in the structure of theirs; no file of theirs was at hand.
+
 Such a file is a torch pickle of {'state_dict': tensors, 'config': yacs CfgNode}, either in the
 zip format (torch >= 1.6) or in the older stream format. The pickle machine runs here with a table
 of the few names such a file needs, each bound to something inert of ours: no name is ever

@@ -1,17 +1,21 @@
-"""Persistent track ids over a stream of features: what visual odometry consumes."""
+"""Persistent track ids over a stream of frames: what visual odometry consumes."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.camera import Camera
 from kp2d_core.checks import whole
-from kp2d_core.features import Features, join_features
+from kp2d_core.features import Features, Float
+from kp2d_core.geometry import Size
 from kp2d_core.images import Image, to_gray
-from kp2d_core.matching import Matches, match
+from kp2d_core.matching import Matches, MatchOptions, match_in_turn, no_matches
 from kp2d_core.refinement import match_refined
 
 Ints = NDArray[np.int64]
@@ -19,6 +23,7 @@ Ints = NDArray[np.int64]
 # How clear a track that was missed must be to come back, having no geometry to agree with: so much
 # nearer than the second nearest descriptor, and so near.
 CLEAR_RATIO, CLEAR_DISTANCE = 0.8, 1.0
+DRIFT = 0.02  # of the image's diagonal that a calibration may move from one frame to the next
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Known:
     ids: Ints
     ages: Ints
     missed: Ints  # in how many frames they were not found since
+    undistorted: Float | None = None  # (N, 2) their pixels without distortion, if known
 
     def __getitem__(self, which: NDArray[Any]) -> Known:
         return Known(self.features[which], self.ids[which], self.ages[which], self.missed[which])
@@ -58,7 +64,7 @@ def missed_again(known: Known, found: Matches, max_missed: int) -> Known:
 def join(first: Known, second: Known) -> Known:
     """Both, one after the other."""
     return Known(
-        join_features([first.features, second.features]),
+        first.features + second.features,
         np.concatenate([first.ids, second.ids]),
         np.concatenate([first.ages, second.ages]),
         np.concatenate([first.missed, second.missed]),
@@ -70,7 +76,7 @@ class Tracker:
 
     An unmatched feature starts a track. A track ends after it was missed in more than
     `max_missed` frames in a row. A track seen in only one frame ends the first time it is missed,
-    because most of these never return. Other keyword arguments are passed to `match`. Outliers of
+    because most of these never return. Other keyword arguments are those of `match`. Outliers of
     its verification do not continue a track.
 
     Frames that come with their image are refined: matched features move to where the patch around
@@ -79,9 +85,22 @@ class Tracker:
 
     def __init__(self, max_missed: int = 2, **match_options: Any) -> None:
         self.max_missed = whole(max_missed, 'max_missed')
-        self.match_options: dict[str, Any] = {'mutual': True, **match_options}
+        self.options = MatchOptions(**match_options)
         self._next_id = 0
         self.reset()
+
+    @property
+    def options(self) -> MatchOptions:
+        return self._options
+
+    @options.setter
+    def options(self, options: MatchOptions) -> None:
+        self._options = options
+        # Features still without a track are too few to verify geometrically, so matches of tracks
+        # that were missed must be unambiguous.
+        ratio = min(options.max_ratio or CLEAR_RATIO, CLEAR_RATIO)
+        distance = min(options.max_distance or CLEAR_DISTANCE, CLEAR_DISTANCE)
+        self._clear = replace(options, verification='none', max_ratio=ratio, max_distance=distance)
 
     def reset(self) -> None:
         """End all tracks. Ids are never reused."""
@@ -89,54 +108,222 @@ class Tracker:
         self._missed: Known | None = None  # tracks that were missed in it
         self._image: Image | None = None  # its image, gray, if it came with one
 
-    def update(self, features: Features, image: Image | None = None) -> Tracks:
-        """Assign tracks to the features of the next frame; with its image, refine them."""
+    def update(
+        self, features: Features, image: Image | None = None, undistorted: Float | None = None
+    ) -> Tracks:
+        """Assign tracks to the features of the next frame; with its image, refine them.
+
+        `undistorted` are the features' pixels without distortion, if they are known already.
+        """
         ids = np.full(len(features), -1, np.int64)
         ages = np.zeros(len(features), np.int64)
-
-        def go_on(tracks: Known, found: Matches, rows: NDArray[np.intp]) -> None:
-            """Give the features in `rows` the tracks they were matched with."""
-            before, now = found.indices[found.inliers].T
-            ids[rows[now]] = tracks.ids[before]
-            ages[rows[now]] = tracks.ages[before] + 1
-
-        matches = match(features[:0], features)
-        missed = self._missed
-        if self._previous is not None:
-            matches, features = self._match(self._previous.features, features, image)
-            go_on(self._previous, matches, np.arange(len(features)))
-            lost = missed_again(self._previous, matches, self.max_missed)
-            if missed is not None and len(missed.ids):
-                # Features still without a track are too few to verify geometrically, so their
-                # matches must be unambiguous.
-                free = np.flatnonzero(ids < 0)
-                found = match(missed.features, features[free], **self._options_for_missed())
-                go_on(missed, found, free)
-                lost = join(lost, missed_again(missed, found, self.max_missed))
-            missed = lost
+        previous, missed = self._previous, self._missed
+        if previous is None:
+            matches = no_matches()
+        else:
+            known = [previous] if missed is None or not len(missed.ids) else [previous, missed]
+            found, features = self._match(known, features, image, undistorted)
+            for tracks, pairs in zip(known, found, strict=True):
+                before, now = pairs.indices[pairs.inliers].T
+                ids[now] = tracks.ids[before]
+                ages[now] = tracks.ages[before] + 1
+            matches = found[0]
+            lost = [
+                missed_again(*each, self.max_missed) for each in zip(known, found, strict=True)
+            ]
+            missed = lost[0] if len(lost) == 1 else join(*lost)
 
         newborn = np.flatnonzero(ids < 0)
         ids[newborn] = self._next_id + np.arange(len(newborn))
         self._next_id += len(newborn)
-        self._previous = Known(features, ids, ages, np.zeros_like(ids))
+        self._previous = Known(features, ids, ages, np.zeros_like(ids), undistorted)
         self._missed = missed
         self._image = to_gray(image) if image is not None else None
         return Tracks(ids, ages, matches, features if image is not None else None)
 
     def _match(
-        self, previous: Features, features: Features, image: Image | None
-    ) -> tuple[Matches, Features]:
-        """Matches, and the features at their refined places where both frames have an image."""
+        self,
+        known: list[Known],
+        features: Features,
+        image: Image | None,
+        undistorted: Float | None,
+    ) -> tuple[list[Matches], Features]:
+        """Of each group of tracks, and the features, refined where both frames have an image."""
+        groups = [
+            (options, tracks.features, tracks.undistorted)
+            for options, tracks in zip((self._options, self._clear), known, strict=False)
+        ]
         if image is None or self._image is None or self._image.shape != image.shape[:2]:
-            return match(previous, features, **self.match_options), features
-        options = self.match_options
-        matches, refined = match_refined(
-            self._image, to_gray(image), previous, features, **options
-        )
-        return matches, refined.moved(features, matches)
+            return match_in_turn(groups, features, undistorted), features
+        options = {name: getattr(self._options, name) for name in MatchOptions.__annotations__}
+        gray = to_gray(image)
+        matches, refined = match_refined(self._image, gray, known[0].features, features, **options)
+        features = refined.moved(features, matches)
+        free = np.setdiff1d(np.arange(len(features)), matches.indices[matches.inliers, 1])
+        others = match_in_turn(groups[1:], features[free])
+        others = [
+            replace(each, indices=np.stack([each.indices[:, 0], free[each.indices[:, 1]]], axis=1))
+            for each in others
+        ]
+        return [matches, *others], features
 
-    def _options_for_missed(self) -> dict[str, Any]:
-        options = self.match_options
-        ratio = min(options.get('max_ratio') or CLEAR_RATIO, CLEAR_RATIO)
-        distance = min(options.get('max_distance') or CLEAR_DISTANCE, CLEAR_DISTANCE)
-        return {**options, 'verification': 'none', 'max_ratio': ratio, 'max_distance': distance}
+
+@dataclass(frozen=True)
+class Frame:
+    """An image with what is known about it."""
+
+    image: Image
+    stamp: int  # nanoseconds
+    frame_id: str = ''
+    camera: Camera | None = None
+    mask: Image | None = None  # keypoints are kept where it is not 0; of any size
+    baseline: float = 0.0  # metres to the right of the first camera of a stereo pair
+
+    @property
+    def size(self) -> Size:
+        return self.image.shape[1], self.image.shape[0]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a frame."""
+
+    frame: Frame
+    features: Features
+    tracks: Tracks | None  # None: tracking is off
+    previous: Result | None  # the frame that the matches are with, without its own previous
+    rays: Float  # (N, 2): (x / z, y / z) of each keypoint; NaN where the lens has none
+    calibrated: bool  # else the rays are those of a camera with a nominal focal length
+    verified_by: str  # 'essential', 'fundamental', 'homography' or 'none'
+    inference_time: float  # seconds
+    total_time: float
+
+
+class StreamSettings(Protocol):
+    """What `Stream` reads of the settings; 0 is off."""
+
+    @property
+    def track(self) -> bool: ...
+    @property
+    def refine_matches(self) -> bool: ...
+    @property
+    def match_ratio(self) -> float: ...
+    @property
+    def match_distance(self) -> float: ...
+    @property
+    def search_radius(self) -> float: ...
+    @property
+    def verification(self) -> str: ...
+    @property
+    def verification_threshold(self) -> float: ...
+    @property
+    def max_missed(self) -> int: ...
+    @property
+    def max_gap(self) -> float: ...
+
+
+class Stream:
+    """The tracks of one camera, and when they restart."""
+
+    def __init__(self) -> None:
+        self.resets: dict[str, int] = {}  # reason -> how often
+        self._tracker = Tracker()
+        self._options_of: tuple[StreamSettings, Camera | None] | None = None
+        self._previous: Result | None = None
+
+    def follow(
+        self, frame: Frame, features: Features, settings: StreamSettings, inference_time: float
+    ) -> Result:
+        began = time.perf_counter()
+        reason = self._break_before(frame, settings)
+        if reason is not None:
+            self.reset(reason)
+        camera = frame.camera.of(features.image_size) if frame.camera is not None else None
+        seen_by = camera if camera is not None else nominal_camera(features.image_size)
+        rays = seen_by.rays(features.keypoints)
+        tracks, verified_by = None, 'none'
+        if settings.track:
+            verified_by = self._configure(settings, camera)
+            flat = None
+            if verified_by == 'essential':
+                k = seen_by.matrix
+                flat = np.asarray(rays @ k[:2, :2].T + k[:2, 2], np.float32)
+            if settings.refine_matches:
+                tracks = self._tracker.update(features, frame.image)
+                features = tracks.refined or features
+                rays = seen_by.rays(features.keypoints)
+            else:
+                tracks = self._tracker.update(features, undistorted=flat)
+        result = Result(
+            frame=frame,
+            features=features,
+            tracks=tracks,
+            previous=self._previous,
+            rays=np.asarray(rays, np.float32),
+            calibrated=camera is not None,
+            verified_by=verified_by,
+            inference_time=inference_time,
+            total_time=inference_time + time.perf_counter() - began,
+        )
+        self._previous = replace(result, previous=None)
+        return result
+
+    def reset(self, reason: str) -> None:
+        self._tracker.reset()
+        self._previous = None
+        self.resets[reason] = self.resets.get(reason, 0) + 1
+
+    def _break_before(self, frame: Frame, settings: StreamSettings) -> str | None:
+        """Why this frame does not continue the sequence, None if it does."""
+        if self._previous is None:
+            return None
+        before = self._previous.frame
+        if frame.size != before.size:
+            return 'image size changed'
+        if frame.frame_id != before.frame_id:
+            return 'frame_id changed'
+        if frame.camera is not before.camera and differ(frame.camera, before.camera):
+            return 'calibration changed'
+        if frame.stamp < before.stamp:
+            return 'time went backwards'
+        if frame.stamp - before.stamp > settings.max_gap * 1e9:
+            return 'gap between frames'
+        if settings.track and self._previous.tracks is None:
+            return 'tracking switched on'
+        return None
+
+    def _configure(self, settings: StreamSettings, camera: Camera | None) -> str:
+        """Set the tracker's options where they changed; the method of verification."""
+        method: Any = settings.verification
+        if method == 'auto' or (method == 'essential' and camera is None):
+            method = 'essential' if camera is not None else 'fundamental'
+        if self._options_of is None or self._options_of != (settings, camera):
+            calibrated = camera if method == 'essential' else None
+            self._tracker.max_missed = settings.max_missed
+            self._tracker.options = MatchOptions(
+                max_ratio=settings.match_ratio or None,
+                max_distance=settings.match_distance or None,
+                radius=settings.search_radius or None,
+                verification=method,
+                threshold=settings.verification_threshold,
+                # One camera matrix describes undistorted pixels only.
+                intrinsics=calibrated.matrix if calibrated is not None else None,
+                undistort=calibrated.undistort if calibrated is not None else None,
+            )
+            self._options_of = settings, camera
+        return str(method)
+
+
+def differ(first: Camera | None, second: Camera | None) -> bool:
+    """Whether a calibration changed by more than a drift between frames, as from autofocus."""
+    if first is None or second is None or first.size != second.size:
+        return first is not second
+    return first != second and first.shift(second) > DRIFT * np.hypot(*first.size)
+
+
+@lru_cache(8)
+def nominal_camera(size: Size) -> Camera:
+    """Of images without a calibration: a pinhole, its focal length the image's longer side."""
+    width, height = size
+    focal = float(max(size))
+    return Camera.create(size, [focal, 0, (width - 1) / 2, 0, focal, (height - 1) / 2, 0, 0, 1])

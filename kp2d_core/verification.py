@@ -51,26 +51,46 @@ def verify(
 
     `undistort` takes pixels to those of a camera without distortion, NaN where it has none.
     """
+    check_verification(method, threshold, intrinsics)
+    if method == 'none':
+        return np.ones(len(first), bool), None
+    return agreeing(first, second, method, threshold, intrinsics, undistort)
+
+
+def check_verification(method: str, threshold: float, intrinsics: Doubles | None) -> None:
     if method not in VERIFICATIONS:
         raise ValueError(f"verification must be one of {', '.join(VERIFICATIONS)}, got '{method}'")
     if method == 'essential' and not _is_camera(intrinsics):
         raise ValueError('essential verification needs intrinsics, a 3x3 camera matrix')
-    if method == 'none':
-        return np.ones(len(first), bool), None
-    threshold = number(threshold, 'threshold', above=0, most=1e6)
+    if method != 'none':
+        number(threshold, 'threshold', above=0, most=1e6)
+
+
+def agreeing(
+    first: Float,
+    second: Float,
+    method: str,
+    threshold: float,
+    intrinsics: Doubles | None = None,
+    undistort: Callable[[Float], Float] | None = None,
+    undistorted: tuple[Float, Float] | None = None,
+) -> tuple[NDArray[np.bool_], Doubles | None]:
+    """`verify` with arguments that are checked; `undistorted` are the points if they are known."""
     if method != 'homography' and len(first):
         still = ((second - first) ** 2).sum(axis=1) <= threshold**2
         if still.mean() > AT_REST:
             return still, None
-    if undistort is not None:
+    if undistorted is not None:
+        first, second = undistorted
+    elif undistort is not None:
         first, second = undistort(first), undistort(second)
     # A lens of more than 180 degrees sees what has no place in a plane.
     placed = np.isfinite(np.hstack([first, second])).all(axis=1)
-    agreeing = np.zeros(len(first), bool)
-    agreeing[placed], model = _agreeing(
+    inliers = np.zeros(len(first), bool)
+    inliers[placed], model = _agreeing(
         first[placed], second[placed], method, threshold, intrinsics
     )
-    return agreeing, model
+    return inliers, model
 
 
 def _is_camera(intrinsics: Doubles | None) -> bool:

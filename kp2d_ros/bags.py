@@ -18,10 +18,8 @@ from kp2d_core.camera import Camera, camera_from_info, names_rectified
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_folder
-from kp2d_core.image_messages import decode, decode_compressed
-from kp2d_core.images import Image
-from kp2d_ros.pipeline import Frame, Pipeline, Result
-from kp2d_ros.rows import (
+from kp2d_core.images import Image, decode, decode_compressed
+from kp2d_ros.outputs import (
     MATCH_DTYPE,
     Points,
     description,
@@ -29,15 +27,15 @@ from kp2d_ros.rows import (
     fill_matches,
     keypoint_dtype,
     match_rows,
+    point_fields,
 )
+from kp2d_ros.pipeline import Frame, Pipeline, Result
 from kp2d_ros.settings import Settings
 
 CLOUD, STRING = 'sensor_msgs/msg/PointCloud2', 'std_msgs/msg/String'
 CAMERA_INFO = 'sensor_msgs/msg/CameraInfo'
 STORAGES = {'.mcap': 'mcap', '.db3': 'sqlite3'}
 AHEAD = 4  # images that are decoded while one is worked on
-# numpy kind -> sensor_msgs/PointField.datatype
-DATATYPES = {'i1': 1, 'u1': 2, 'i2': 3, 'u2': 4, 'i4': 5, 'u4': 6, 'f4': 7, 'f8': 8}
 NO_HASH = 'RIHS01_' + 64 * '0'  # of a type whose definition an old bag does not have
 
 
@@ -341,21 +339,15 @@ def matches_message(types: Any, header: Any, result: Result) -> Any:
 
 
 def cloud_message(types: Any, header: Any, points: Points, dense: bool) -> Any:
-    """A PointCloud2 of rosbags' typestore; kp2d_ros.clouds makes the same of ROS's own."""
+    """A PointCloud2 of rosbags' typestore; kp2d_ros.outputs makes the same of ROS's own."""
     known = types.types
     stamp = known['builtin_interfaces/msg/Time'](header.stamp.sec, header.stamp.nanosec)
-    fields = []
-    assert points.dtype.fields is not None
-    for name, (kind, offset, *_) in points.dtype.fields.items():
-        base, shape = kind.subdtype if kind.subdtype is not None else (kind, (1,))
-        code = DATATYPES[base.str[1:]]
-        fields.append(known['sensor_msgs/msg/PointField'](name, offset, code, int(shape[0])))
     step = points.dtype.itemsize
     return known[CLOUD](
         header=known['std_msgs/msg/Header'](stamp, header.frame_id),
         height=1,
         width=len(points),
-        fields=fields,
+        fields=point_fields(points.dtype, known['sensor_msgs/msg/PointField']),
         is_bigendian=False,
         point_step=step,
         row_step=step * len(points),

@@ -15,8 +15,7 @@ from sensor_msgs.msg import CompressedImage
 from sensor_msgs.msg import Image as ImageMessage
 from std_msgs.msg import Header
 
-from kp2d_core.image_messages import PACKED, decode, rows_of
-from kp2d_core.images import Image
+from kp2d_core.images import PACKED, Image, decode, rows_of
 from kp2d_ros.clouds import bytes_of
 from kp2d_ros.overlay import to_jpeg
 

@@ -6,16 +6,15 @@ its bytes are the message's.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sensor_msgs.msg import PointCloud2, PointField
-from std_msgs.msg import Header
+from sensor_msgs.msg import PointField
 
-from kp2d_ros.rows import Points
+from kp2d_ros.outputs import Points
+from kp2d_ros.outputs import new_cloud as new_cloud
 
 _NUMPY_OF = {
     PointField.INT8: 'i1', PointField.UINT8: 'u1',
@@ -23,37 +22,6 @@ _NUMPY_OF = {
     PointField.INT32: 'i4', PointField.UINT32: 'u4',
     PointField.FLOAT32: 'f4', PointField.FLOAT64: 'f8',
 }  # fmt: skip
-_FIELD_OF = {kind: code for code, kind in _NUMPY_OF.items()}
-
-
-def new_cloud(header: Header, dtype: np.dtype[Any], count: int) -> tuple[PointCloud2, Points]:
-    """A cloud of `count` zero points and the array to fill, which shares its memory."""
-    data = array('B', [0]) * (count * dtype.itemsize)
-    cloud = PointCloud2()
-    cloud.header = header
-    cloud.height = 1
-    cloud.width = count
-    cloud.fields = point_fields(dtype)
-    cloud.is_bigendian = False
-    cloud.point_step = dtype.itemsize
-    cloud.row_step = count * dtype.itemsize
-    cloud.is_dense = True
-    cloud.data = data
-    return cloud, np.frombuffer(cloud.data, dtype)  # some releases keep a copy
-
-
-def point_fields(dtype: np.dtype[Any]) -> list[PointField]:
-    """The PointField of every field of a structured type; a sub-array is one with a count."""
-    assert dtype.fields is not None
-    result = []
-    for name, (kind, offset, *_) in dtype.fields.items():
-        base, shape = kind.subdtype if kind.subdtype is not None else (kind, (1,))
-        result.append(
-            PointField(
-                name=name, offset=offset, datatype=_FIELD_OF[base.str[1:]], count=int(shape[0])
-            )
-        )
-    return result
 
 
 def read_points(cloud: Any) -> Points:
@@ -93,6 +61,3 @@ def bytes_of(values: NDArray[Any] | bytes) -> array[int]:
     data = array('B')
     data.frombytes(values if isinstance(values, bytes) else np.ascontiguousarray(values).data)
     return data
-
-
-assert sys.byteorder == 'little', 'clouds are written in place, on little-endian machines only'

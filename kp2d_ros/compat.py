@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rcl_interfaces.msg import SetParametersResult
@@ -21,7 +22,7 @@ __all__ = [
     'ClockType',
     'SubscriptionEventCallbacks',
     'on_parameters',
-    'publisher_count',
+    'publisher_counter',
     'with_message_info',
 ]
 
@@ -36,11 +37,10 @@ def with_message_info(callback: Callable[[Any, dict[str, int]], None]) -> Callab
     return lambda message: callback(message, {})
 
 
-def publisher_count(node: Any, subscription: Any) -> int:
-    """Publishers that a subscription is matched with; with Humble, all of its topic."""
-    if hasattr(subscription, 'get_publisher_count'):
-        return int(subscription.get_publisher_count())
-    return int(node.count_publishers(subscription.topic_name))
+def publisher_counter(node: Any, subscription: Any) -> Callable[[], int]:
+    """Counts publishers that a subscription is matched with; with Humble, all of its topic."""
+    counter: Callable[[], int] | None = getattr(subscription, 'get_publisher_count', None)
+    return counter or partial(node.count_publishers, subscription.topic_name)
 
 
 def on_parameters(

@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
-from kp2d_ros.pipeline import Result
+from kp2d_ros.pipeline import FEW, Result, Statistics
+from kp2d_ros.settings import Settings
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 STATUS_SUFFIX = ': keypoints'  # of a status's name, after the node's
 WINDOW = 5.0  # seconds that rates and percentiles look back
 SILENCE = 2.0  # seconds without an image that are worth a warning
 HANG = 5.0  # seconds at one frame, if it usually takes a tenth of that at most
-BLACK = 16  # of 255: the brightest pixel of a covered lens
-STRONG, FEW = 0.3, 20  # a textured image has more keypoints than these few above this score
 REPEAT = 30.0  # seconds after which a problem that lasts is named on the console again
 PROGRESS = 5.0  # seconds between two lines about what takes its time
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One processed frame."""
-
-    finished: float  # time.monotonic()
-    latency: float  # seconds from arrival to published
-    inference: float  # seconds in the detector
-    keypoints: int
-    matches: int
-    inliers: int
-    strong: int = FEW  # keypoints with a score that texture gives
-    black: bool = False
-
-    @classmethod
-    def of(cls, result: Result, finished: float, latency: float) -> Sample:
-        matches = result.tracks.matches if result.tracks is not None else None
-        return cls(
-            finished,
-            latency,
-            result.inference_time,
-            len(result.features),
-            0 if matches is None else len(matches),
-            0 if matches is None else int(matches.inliers.sum()),
-            int(np.count_nonzero(result.features.scores > STRONG)),
-            bool(result.frame.image[::8, ::8].max() <= BLACK),
-        )
 
 
 @dataclass(frozen=True)
@@ -67,60 +36,27 @@ class Summary:
     black: float = 0.0  # share of frames
 
 
-class Statistics:
-    """Thread-safe. Every frame that arrived is counted in exactly one way, besides `received`."""
-
-    # received  = processed + dropped + skipped + damaged + failed (+ one that is being processed)
-    # dropped     a newer frame came before this one's turn
-    # skipped     nobody subscribed, or the node was disabled
-    # damaged     not a usable image
-    # failed      the model, or our own code, threw
-    # unpaired    of several cameras: the others had no image of the same time
-    # lost        never arrived, by the gaps in the publisher's sequence numbers
-    COUNTERS = (
-        'received', 'processed', 'dropped', 'skipped', 'damaged', 'failed', 'unpaired', 'lost',
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._samples: deque[Sample] = deque(maxlen=2000)
-
-    def count(self, name: str, by: int = 1) -> None:
-        assert name in self.COUNTERS, name
-        with self._lock:
-            self._counts[name] += by
-
-    def counts(self) -> dict[str, int]:
-        with self._lock:
-            return {name: self._counts[name] for name in self.COUNTERS}
-
-    def add(self, sample: Sample) -> None:
-        with self._lock:
-            self._counts['processed'] += 1
-            self._samples.append(sample)
-
-    def summary(self, now: float | None = None) -> Summary:
-        now = time.monotonic() if now is None else now
-        with self._lock:
-            recent = [sample for sample in self._samples if now - sample.finished <= WINDOW]
-        if not recent:
-            return Summary()
-        latencies = [sample.latency for sample in recent]
-        p50, p95 = np.percentile(latencies, (50, 95))
-        span = recent[-1].finished - recent[0].finished
-        matches = sum(sample.matches for sample in recent)
-        return Summary(
-            rate=(len(recent) - 1) / span if span > 0 else len(recent) / WINDOW,
-            latency_p50=float(p50),
-            latency_p95=float(p95),
-            inference_p50=float(np.median([sample.inference for sample in recent])),
-            keypoints=float(np.mean([sample.keypoints for sample in recent])),
-            matches=matches / len(recent),
-            inlier_ratio=sum(sample.inliers for sample in recent) / matches if matches else 0.0,
-            textureless=float(np.mean([sample.strong < FEW for sample in recent])),
-            black=float(np.mean([sample.black for sample in recent])),
-        )
+def summarize(statistics: Statistics, now: float | None = None) -> Summary:
+    """The last seconds before now, of time.monotonic()."""
+    now = time.monotonic() if now is None else now
+    recent = statistics.since(now - WINDOW)
+    if not recent:
+        return Summary()
+    latencies = [sample.latency for sample in recent]
+    p50, p95 = np.percentile(latencies, (50, 95))
+    span = recent[-1].finished - recent[0].finished
+    matches = sum(sample.matches for sample in recent)
+    return Summary(
+        rate=(len(recent) - 1) / span if span > 0 else len(recent) / WINDOW,
+        latency_p50=float(p50),
+        latency_p95=float(p95),
+        inference_p50=float(np.median([sample.inference for sample in recent])),
+        keypoints=float(np.mean([sample.keypoints for sample in recent])),
+        matches=matches / len(recent),
+        inlier_ratio=sum(sample.inliers for sample in recent) / matches if matches else 0.0,
+        textureless=float(np.mean([sample.strong < FEW for sample in recent])),
+        black=float(np.mean([sample.black for sample in recent])),
+    )
 
 
 @dataclass
@@ -223,6 +159,19 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
                    f'{since["dropped"]} of {received} frames dropped; a smaller working_size or '
                    'fewer scales help')  # fmt: skip
     return say(OK, 'well', f'{summary.rate:.1f} Hz')
+
+
+def calibration_fault(result: Result, settings: Settings) -> str:
+    """Why a frame's camera_info is of no use, if it matters; '': nothing is wrong."""
+    camera, size = result.frame.camera, result.features.image_size
+    if camera is None and settings.verification == 'essential':
+        return 'no calibrated camera_info: matches are verified with the fundamental matrix'
+    if camera is not None and camera.of(size) is None:
+        return (
+            f'camera_info is for {camera.size[0]}x{camera.size[1]} images, not '
+            f'{size[0]}x{size[1]}: it is not used'
+        )
+    return ''
 
 
 def against_loss(middleware: str) -> str:

@@ -18,20 +18,18 @@ from rclpy.qos import (
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from kp2d_core.camera import Camera, camera_from_info, names_rectified
-from kp2d_core.image_messages import decode
 from kp2d_core.images import Image as Array
-from kp2d_core.images import Size
+from kp2d_core.images import Size, decode
 from kp2d_ros.compat import (
     ClockType,
     SubscriptionEventCallbacks,
-    publisher_count,
+    publisher_counter,
     with_message_info,
 )
-from kp2d_ros.diagnostics import Statistics
 from kp2d_ros.parameters import qos_overrides
+from kp2d_ros.pipeline import Arrival
 from kp2d_ros.settings import Settings
 from kp2d_ros.stereo import baseline_of
-from kp2d_ros.worker import Arrival
 
 LATCHED = DurabilityPolicy.TRANSIENT_LOCAL
 QUIET = 5.0  # seconds between two warnings of one kind
@@ -77,12 +75,8 @@ class Input:
         self,
         node: Any,
         settings: Settings,
-        *,
-        statistics: Statistics,
-        arrived: Callable[[Arrival], None],
         prefix: str = '',
     ) -> None:
-        """arrived(arrival) hears of every image."""
         self.camera: Camera | None = None
         self.size: Size | None = None  # of the images, as camera_info says
         self.baseline = 0.0  # metres, from P of camera_info
@@ -91,8 +85,7 @@ class Input:
         self.incompatible = ''  # the QoS policy that keeps a publisher from being heard
         self.bad_camera_info = ''  # why the last one cannot be used
         self._node = node
-        self._arrived = arrived
-        self._statistics = statistics
+        self._submit: Callable[[Arrival], None] = lambda arrival: None
         self._last_sequence = self._last_sent = 0
         topic = image_topic(node, settings, prefix)
         self.topic = node.resolve_topic_name(topic)
@@ -108,6 +101,7 @@ class Input:
         self._lock = threading.RLock()  # transitions come from another thread than the timer
         self._closed = False
         self._image: Any = None
+        self._count_publishers: Callable[[], int] | None = None  # while images are heard
         self._plugin: Any = None  # a subscription of image_transport_py
         self._beside: list[Any] = []  # subscriptions to camera_info and mask
         self._latched: dict[str, tuple[type, Callable[[Any], None]]] = {}  # not yet heard as such
@@ -118,34 +112,33 @@ class Input:
         self._timer = node.create_timer(GRAPH_PERIOD, self._look_at_graph, clock=steady)
         self._look_at_graph()
 
-    def hear_images(self) -> None:
+    def hear_images(self, submit: Callable[[Arrival], None]) -> None:
+        """submit(arrival) gets every image."""
         with self._lock:
+            self._submit = submit
             self._last_sequence, self.last_image, self.incompatible = 0, None, ''
             if self._transport not in OWN_TRANSPORTS:
                 self._plugin = subscribe_by_plugin(
                     self._node, self._topic, self._transport, lambda m: self._image_arrived(m, {})
                 )
+                self._count_publishers = self._plugin.get_num_publishers
                 return
-            self._image = self._subscribe(
-                self._reliable or (self._follows and self._all_reliable())
-            )
+            self._hear_image(self._reliable or (self._follows and self._all_reliable()))
 
     def hear_no_images(self) -> None:
         with self._lock:
             for subscription in [self._image, *(s for _, s in self._replaced)]:
                 if subscription is not None:
                     self._node.destroy_subscription(subscription)
-            self._image, self._replaced = None, []
+            self._image, self._replaced, self._count_publishers = None, [], None
             if self._plugin is not None:
                 self._plugin.shutdown()
             self._plugin = None
 
     def publishers(self) -> int:
         """That can be heard."""
-        image, plugin = self._image, self._plugin
-        if plugin is not None:
-            return int(plugin.get_num_publishers())
-        return publisher_count(self._node, image) if image is not None else 0
+        count = self._count_publishers
+        return int(count()) if count is not None else 0
 
     def close(self) -> None:
         self.hear_no_images()
@@ -175,7 +168,7 @@ class Input:
             reliable = image.qos_profile.reliability == ReliabilityPolicy.RELIABLE
             if self._all_reliable() != reliable:
                 # Both for a moment: nothing that is sent meanwhile is missed.
-                self._image = self._subscribe(not reliable)
+                self._hear_image(not reliable)
                 self._replaced.append((now, image))
         for topic, (kind, callback) in [*self._latched.items()]:
             offered = self._node.get_publishers_info_by_topic(self._node.resolve_topic_name(topic))
@@ -189,9 +182,9 @@ class Input:
         kinds = {publisher.qos_profile.reliability for publisher in offered}
         return kinds == {ReliabilityPolicy.RELIABLE}
 
-    def _subscribe(self, reliable: bool) -> Any:
+    def _hear_image(self, reliable: bool) -> None:
         kind = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
-        return self._node.create_subscription(
+        self._image = self._node.create_subscription(
             self._kind,
             self._topic,
             with_message_info(self._image_arrived),
@@ -199,6 +192,7 @@ class Input:
             event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._incompatible),
             qos_overriding_options=self._overrides,
         )
+        self._count_publishers = publisher_counter(self._node, self._image)
 
     def _hear(
         self, kind: type, topic: str, callback: Callable[[Any], None], *, latched: bool = False
@@ -235,19 +229,18 @@ class Input:
         self._last_sent = sent
         self.last_image = time.monotonic()
         self.incompatible = ''
-        self._statistics.count('received')
-        self._count_lost(info.get('publication_sequence_number') or 0)
-        self._arrived(Arrival(message, self.last_image, self.camera, self.mask, self.baseline))
+        lost = self._lost_before(info.get('publication_sequence_number') or 0)
+        self._submit(
+            Arrival(message, self.last_image, self.camera, self.mask, self.baseline, lost)
+        )
 
-    def _count_lost(self, sequence: int) -> None:
-        """Gaps in the publisher's numbering; of two publishers they cannot be told apart."""
-        if self.publishers() != 1:
+    def _lost_before(self, sequence: int) -> int:
+        """The gap in the publisher's numbering; of two publishers they cannot be told apart."""
+        last, self._last_sequence = self._last_sequence, sequence
+        if self._count_publishers is None or self._count_publishers() != 1:
             self._last_sequence = 0
-            return
-        missing = sequence - self._last_sequence - 1
-        if self._last_sequence and missing > 0:
-            self._statistics.count('lost', missing)
-        self._last_sequence = sequence
+            return 0
+        return max(sequence - last - 1, 0) if last else 0
 
     def _camera_info_arrived(self, message: CameraInfo) -> None:
         self.size = (message.width, message.height) if message.width else None

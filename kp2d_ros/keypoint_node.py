@@ -14,28 +14,23 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock
 from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.utilities import get_rmw_implementation_identifier
-from std_msgs.msg import Header
 from std_srvs.srv import SetBool, Trigger
 
 from kp2d_core.detector import KeypointDetector
-from kp2d_core.image_messages import decode_compressed
-from kp2d_core.images import read_image
+from kp2d_core.images import decode_compressed, read_image
 from kp2d_core.runtimes.base import give_back_memory
 from kp2d_ros import diagnostics, parameters
 from kp2d_ros.bridge import Decoder, image_decoder
 from kp2d_ros.compat import ClockType, on_parameters
-from kp2d_ros.diagnostics import Console, Health, Statistics
+from kp2d_ros.diagnostics import Console, Health, summarize
 from kp2d_ros.inputs import QUIET, Input, image_topic
 from kp2d_ros.lifecycle import FAILURE, SUCCESS, PatientLifecycleNode, logged
-from kp2d_ros.messages import Outputs
-from kp2d_ros.pipeline import Pipeline, Result
+from kp2d_ros.outputs import Outputs
+from kp2d_ros.pipeline import Pipeline, Statistics, Worker
 from kp2d_ros.process import run_node
 from kp2d_ros.settings import changed, parse_size
-from kp2d_ros.stereo import Pairing
-from kp2d_ros.worker import Arrival, Worker
 
 PATIENCE = 5.0  # seconds that the frame in work may take when the node is to stop
-HEAD_START = 5e-4  # seconds, for the worker: it and the executor share the interpreter
 
 
 class KeypointNode(PatientLifecycleNode):
@@ -52,7 +47,6 @@ class KeypointNode(PatientLifecycleNode):
         self._pipeline: Pipeline | None = None
         self._outputs: list[Outputs] = []  # one for each camera
         self._inputs: list[Input] = []
-        self._pairing: Pairing[Arrival] | None = None  # of several cameras
         self._worker: Worker | None = None
         self._enabled = True
         self._active_since: float | None = None
@@ -82,14 +76,8 @@ class KeypointNode(PatientLifecycleNode):
         prefixes = [f'{name}/' if name else '' for name in settings.cameras]
         try:
             # First of all: camera_info may come while the model is loaded, and tells the size.
-            for number, prefix in enumerate(prefixes):
-                arrived = partial(self._frame_arrived, number)
-                self._inputs.append(
-                    Input(
-                        self, settings, statistics=self.statistics, arrived=arrived, prefix=prefix
-                    )
-                )
-            self._pairing = Pairing(len(prefixes)) if len(prefixes) > 1 else None
+            for prefix in prefixes:
+                self._inputs.append(Input(self, settings, prefix))
             self._loading = 'loading the model', time.monotonic()
             detector = KeypointDetector.load(
                 settings.model,
@@ -102,7 +90,7 @@ class KeypointNode(PatientLifecycleNode):
             self._warm_up()
             runtime = detector.runtime
             self._outputs = [
-                Outputs(self, runtime.model, prefix, stereo=number > 0)
+                Outputs(self, runtime.model, self._rate, prefix, other=number > 0)
                 for number, prefix in enumerate(prefixes)
             ]
         except Exception as error:  # a runtime may fail in ways of its own
@@ -141,15 +129,16 @@ class KeypointNode(PatientLifecycleNode):
         self._worker = Worker(
             self._pipeline,
             decode=decode,
-            settings=lambda: self._settings,
-            publish=self._publish,
+            settings=self._settings,
+            outputs=self._outputs,
             problem=self._problem,
             trace=self.get_logger().debug,
             statistics=self.statistics,
         )
+        self._worker.enabled = self._enabled
         try:
-            for each in self._inputs:
-                each.hear_images()
+            for number, each in enumerate(self._inputs):
+                each.hear_images(partial(self._worker.submit, number))
         except Exception as error:
             self.get_logger().error(f'cannot subscribe: {error}')
             self._stop()
@@ -221,7 +210,7 @@ class KeypointNode(PatientLifecycleNode):
             if outputs is not None:
                 self.destroy_with(outputs.close)
         self._inputs, self._outputs = [], []
-        self._pipeline = self._pairing = None
+        self._pipeline = None
         self._health.model = self._health.runtime = ''
         give_back_memory()
 
@@ -233,44 +222,8 @@ class KeypointNode(PatientLifecycleNode):
         prefix = f'{name}/' if name else ''
         return str(self.resolve_topic_name(image_topic(self, self._settings, prefix)))
 
-    def _wanted(self) -> bool:
-        """Whether anybody subscribes to any output."""
-        return any(each.wanted() for each in self._outputs)
-
-    def _frame_arrived(self, camera: int, arrival: Arrival) -> None:
-        worker, pairing = self._worker, self._pairing
-        if worker is None or not self._enabled or not self._wanted():
-            self.statistics.count('skipped')
-            return
-        arrivals: list[Arrival] | None = [arrival]
-        if pairing is not None:
-            tolerance = round(self._settings.sync_tolerance * 1e9)
-            arrivals, gone = pairing.add(camera, arrival.stamp, arrival, tolerance)
-            self.statistics.count('unpaired', gone)
-        if arrivals is not None:
-            worker.submit(arrivals)
-            time.sleep(HEAD_START)
-
-    def _publish(self, results: list[Result], headers: list[Header]) -> None:
-        for outputs, result, header in zip(self._outputs, results, headers, strict=False):
-            outputs.publish(result, header, self._settings, lambda: self.statistics.summary().rate)
-            self._check_calibration(result)
-        for outputs, result in [*zip(self._outputs, results, strict=False)][1:]:
-            outputs.publish_stereo(headers[0], results[0], result, self._settings)
-
-    def _check_calibration(self, result: Result) -> None:
-        camera, size = result.frame.camera, result.features.image_size
-        if camera is None and self._settings.verification == 'essential':
-            self._health.uncalibrated = (
-                'no calibrated camera_info: matches are verified with the fundamental matrix'
-            )
-        elif camera is not None and camera.of(size) is None:
-            self._health.uncalibrated = (
-                f'camera_info is for {camera.size[0]}x{camera.size[1]} images, not '
-                f'{size[0]}x{size[1]}: it is not used'
-            )
-        else:
-            self._health.uncalibrated = ''
+    def _rate(self) -> float:
+        return summarize(self.statistics).rate
 
     def _problem(self, kind: str, sentence: str) -> None:
         if kind == 'failed':
@@ -287,7 +240,7 @@ class KeypointNode(PatientLifecycleNode):
 
     def _report(self) -> None:
         self._look_after_health()
-        counts, summary = self.statistics.counts(), self.statistics.summary()
+        counts, summary = self.statistics.counts(), summarize(self.statistics)
         since = {name: value - self._reported.get(name, 0) for name, value in counts.items()}
         self._reported = counts
         assessment = diagnostics.assess(self._health, since, summary)
@@ -306,12 +259,15 @@ class KeypointNode(PatientLifecycleNode):
         health.active = active_since is not None
         health.active_for = now - active_since if active_since is not None else 0.0
         health.enabled = self._enabled
-        health.wanted = self._wanted()
+        health.wanted = worker is not None and worker.wanted()
+        for result in worker.latest[:1] if worker is not None else ():
+            health.uncalibrated = diagnostics.calibration_fault(result, self._settings)
         if pipeline is not None:
-            health.resets, health.refused = pipeline.resets, pipeline.problem
-            if pipeline.preparing and loading is None:
+            compiler = pipeline.compiler
+            health.resets, health.refused = pipeline.resets, compiler.problem
+            if compiler.preparing and loading is None:
                 busy = worker.busy_since if worker is not None else None
-                loading = f'compiling the model for {pipeline.preparing}', busy or now
+                loading = f'compiling the model for {compiler.preparing}', busy or now
         health.loading, since = loading if loading is not None else ('', now)
         health.loading_for = now - since
         busy_since = worker.busy_since if worker is not None else None
@@ -333,9 +289,13 @@ class KeypointNode(PatientLifecycleNode):
 
     def _parameters_changed(self, changes: Sequence[Any]) -> None:
         self._settings = changed(self._settings, {each.name: each.value for each in changes})
+        if self._worker is not None:
+            self._worker.settings = self._settings
 
     def _enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
         self._enabled = request.data
+        if self._worker is not None:
+            self._worker.enabled = self._enabled
         response.success = True
         response.message = 'enabled' if request.data else 'disabled'
         return response

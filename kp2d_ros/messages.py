@@ -1,42 +1,35 @@
-"""What the keypoint node publishes: keypoints and matches as clouds, and to whom.
+"""The clouds of the keypoint node as objects, and back.
 
 docs/messages.md has the layout byte by byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import CompressedImage, Image, PointCloud2
-from std_msgs.msg import Header, String
+from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
 
 from kp2d_core.features import Features, Float
-from kp2d_core.tracking import Tracks
-from kp2d_ros.bridge import image_message, jpeg_message
+from kp2d_core.tracking import Result, Tracks
 from kp2d_ros.clouds import new_cloud, read_points
-from kp2d_ros.overlay import Overlay
-from kp2d_ros.parameters import qos_overrides
-from kp2d_ros.pipeline import Result
-from kp2d_ros.rows import (
+from kp2d_ros.outputs import (
     KEYPOINT_FIELDS,
     MATCH_DTYPE,
     NO_INDEX,
     STEREO_DTYPE,
     Points,
-    description,
     fill_keypoints,
     fill_matches,
     fill_stereo,
     keypoint_dtype,
     match_rows,
 )
-from kp2d_ros.settings import Settings
-from kp2d_ros.stereo import StereoMatches, match_stereo
+from kp2d_ros.stereo import StereoMatches
 
 
 def keypoints_to_cloud(
@@ -148,100 +141,3 @@ LATCHED = QoSProfile(
     reliability=ReliabilityPolicy.RELIABLE,
     durability=DurabilityPolicy.TRANSIENT_LOCAL,
 )
-
-TOPICS: dict[str, type] = {
-    'keypoints': PointCloud2,
-    'matches': PointCloud2,
-    'debug_image': Image,
-    'debug_image/compressed': CompressedImage,
-}
-
-
-class Outputs:
-    """Lifecycle publishers of one camera, under relative names."""
-
-    def __init__(self, node: Any, model: str, prefix: str = '', stereo: bool = False) -> None:
-        """stereo: it is one of several cameras, and not the first."""
-        self._node = node
-        self._model = model
-        topics = {**TOPICS, **({'stereo_matches': PointCloud2} if stereo else {})}
-        # Reliable meets subscribers of both kinds; with a short queue a slow one misses frames
-        # instead of lagging.
-        self._publishers = {
-            topic: node.create_lifecycle_publisher(
-                kind,
-                prefix + topic,
-                QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE),
-                qos_overriding_options=qos_overrides(node, prefix + topic, 'publisher'),
-            )
-            for topic, kind in topics.items()
-        }
-        self._info = node.create_lifecycle_publisher(String, f'{prefix}info', LATCHED)
-        self._described = String()
-        self._overlay = Overlay()
-
-    def wanted(self, *topics: str) -> bool:
-        """Whether anybody subscribes to one of the topics; without names, to any."""
-        publishers = self._publishers
-        return any(
-            publishers[topic].get_subscription_count() > 0
-            for topic in topics or publishers
-            if topic in publishers
-        )
-
-    def publish(
-        self, result: Result, header: Header, settings: Settings, rate: Callable[[], float]
-    ) -> None:
-        """Keypoints first: whoever estimates motion waits for them."""
-        described = String(data=description(result, settings, self._model))
-        if described != self._described:
-            self._described = described
-            self._info.publish(described)
-        if self.wanted('keypoints'):
-            self._publishers['keypoints'].publish(
-                keypoints_to_cloud(
-                    header,
-                    result.features,
-                    result.rays,
-                    result.tracks,
-                    descriptor_format=settings.descriptor_format,
-                )
-            )
-        if result.tracks is not None and result.previous is not None and self.wanted('matches'):
-            self._publishers['matches'].publish(
-                matches_to_cloud(
-                    header,
-                    result.previous.features,
-                    result.features,
-                    result.rays,
-                    result.tracks,
-                    result.previous.frame.stamp,
-                )
-            )
-        if self.wanted('debug_image', 'debug_image/compressed'):
-            self._publish_overlay(result, header, settings, rate())
-
-    def publish_stereo(
-        self, header: Header, first: Result, other: Result, settings: Settings
-    ) -> None:
-        if self.wanted('stereo_matches'):
-            matches = match_stereo(first, other, settings)
-            self._publishers['stereo_matches'].publish(
-                stereo_to_cloud(header, first, other, matches)
-            )
-
-    def _publish_overlay(
-        self, result: Result, header: Header, settings: Settings, rate: float
-    ) -> None:
-        tracked = int((result.tracks.ages > 0).sum()) if result.tracks is not None else 0
-        caption = f'{rate:.1f} Hz  {len(result.features)} keypoints  {tracked} tracked'
-        canvas = self._overlay.draw(result, caption, settings.overlay_tail)
-        if self.wanted('debug_image'):
-            self._publishers['debug_image'].publish(image_message(header, canvas, 'rgb8'))
-        if self.wanted('debug_image/compressed'):
-            message = jpeg_message(header, canvas, settings.jpeg_quality)
-            self._publishers['debug_image/compressed'].publish(message)
-
-    def close(self) -> None:
-        for publisher in (*self._publishers.values(), self._info):
-            self._node.destroy_lifecycle_publisher(publisher)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kp2d_core.features import Float
 from kp2d_core.geometry import scale_matrix, warp_points
 from kp2d_core.images import Image
-from kp2d_ros.pipeline import Result
+from kp2d_core.tracking import Result
 
 LASTED = 3  # frames: a younger track is a faint dot, for most of them end soon
 OLD = 40  # frames: the age of the last colour

@@ -1,70 +1,35 @@
-"""From frames to results, without ROS: features, tracks, rays, and when tracks restart."""
+"""From image messages to results, without ROS: decode, detect, track, hand on, in two threads."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import cv2
 import numpy as np
 
 from kp2d_core.camera import Camera
-from kp2d_core.detector import KeypointDetector
-from kp2d_core.features import Features, Float, select
-from kp2d_core.images import Image, Size, check_image, check_mask, size_of
-from kp2d_core.tracking import Tracker, Tracks
+from kp2d_core.detector import Compiler, KeypointDetector, Work
+from kp2d_core.features import Features, Selection, find
+from kp2d_core.images import Image, Size, check_image, check_mask
+from kp2d_core.tracking import Frame as Frame
+from kp2d_core.tracking import Result as Result
+from kp2d_core.tracking import Stream
 from kp2d_ros.settings import Settings
+from kp2d_ros.stereo import Pairing
 
-THREAD_NAME = 'kp2d compiler'
-AT_ONCE = 0.05  # seconds: what takes no longer is waited for
-PAUSE = 5.0  # seconds before something that could not be compiled is tried again
-DRIFT = 0.02  # of the image's diagonal that a calibration may move from one frame to the next
+THREAD_NAME = 'kp2d worker'
+HEAD_START = 5e-4  # seconds, for the worker: it and the executor share the interpreter
+BLACK = 16  # of 255: the brightest pixel of a covered lens
+STRONG, FEW = 0.3, 20  # a textured image has more keypoints than these few above this score
 
-
-@dataclass(frozen=True)
-class Frame:
-    """An image with what ROS says about it."""
-
-    image: Image
-    stamp: int  # nanoseconds
-    frame_id: str = ''
-    camera: Camera | None = None
-    mask: Image | None = None  # keypoints are kept where it is not 0; of any size
-    baseline: float = 0.0  # metres to the right of the first camera of a stereo pair
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of a frame."""
-
-    frame: Frame
-    features: Features
-    tracks: Tracks | None  # None: tracking is off
-    previous: Result | None  # the frame that the matches are with, without its own previous
-    rays: Float  # (N, 2): (x / z, y / z) of each keypoint; NaN where the lens has none
-    calibrated: bool  # else the rays are those of a camera with a nominal focal length
-    verified_by: str  # 'essential', 'fundamental', 'homography' or 'none'
-    inference_time: float  # seconds
-    total_time: float
-
-
-@dataclass(frozen=True)
-class Work:
-    """What compiled networks depend on."""
-
-    sizes: tuple[Size, ...]  # of the images that are detected in at once
-    working_size: int
-    scales: tuple[float, ...]
-    limit: int | None  # keypoints to ask of the network; None: one for each cell
-
-    def __str__(self) -> str:
-        width, height = self.sizes[0]
-        limit = 'all' if self.limit is None else self.limit
-        return f'{width}x{height} images and {limit} keypoints'
+Item = TypeVar('Item')
 
 
 class Pipeline:
@@ -81,78 +46,67 @@ class Pipeline:
         """in_background: old settings stay in use while the network is compiled for new ones."""
         self.detector = detector
         self.mask = mask
-        self._in_background = in_background
+        self.compiler = Compiler(detector, in_background)
         self.streams = [Stream() for _ in range(cameras)]
-        self.preparing = ''  # what the network is compiled for at present, for people
-        self.problem = ''  # why it could not be compiled for the settings
-        self._ready: Work | None = None  # the last that was compiled
-        self._failed: Work | None = None
-        self._again_at = 0.0  # time.monotonic()
-        self._compiler: threading.Thread | None = None
+        self._usable: set[tuple[Any, ...]] = set()  # what `check` has found good
+        self._plan: tuple[tuple[Any, ...], Work, list[list[Size]]] | None = None
 
     @property
     def resets(self) -> dict[str, int]:
         """Reason -> how often tracks restarted."""
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for stream in self.streams:
-            for reason, count in [*stream.resets.items()]:
-                total[reason] = total.get(reason, 0) + count
-        return total
+            total.update(dict(stream.resets))
+        return dict(total)
 
     def check(self, frame: Frame, settings: Settings) -> None:
         """ValueError in a sentence if the frame cannot be used with these settings."""
-        check_image(frame.image)
+        image, width, scales = frame.image, settings.working_size, settings.scales
+        facts = getattr(image, 'shape', None), getattr(image, 'dtype', None), width, scales
+        if facts in self._usable:
+            return
+        check_image(image)
         if self.mask is not None:
-            check_mask(self.mask, size_of(frame.image))
-        self.detector.check_size(
-            size_of(frame.image), settings.working_size or None, settings.scales
-        )
+            check_mask(self.mask, frame.size)
+        self.detector.working_sizes(frame.size, width or None, scales)
+        self._usable.add(facts)
 
     def process(self, frame: Frame, settings: Settings) -> Result:
         """A frame of the only camera; ValueError if it cannot be used, tracks are as before."""
         self.check(frame, settings)
-        return self.process_all([frame], settings)[0]
+        return self.follow([frame], *self.detect([frame], settings), settings)[0]
 
-    def process_all(self, frames: Sequence[Frame], settings: Settings) -> list[Result]:
-        """One frame of each camera, detected in at once; they must be checked."""
-        work = self._prepared(frames, settings)
+    def detect(self, frames: Sequence[Frame], settings: Settings) -> tuple[list[Features], float]:
+        """The features of one frame of each camera, which are checked; and seconds spent."""
+        work, sizes = self._prepared(frames, settings)
         began = time.perf_counter()
-        found = self.detector.detect(
+        features = find(
+            self.detector.runtime,
             [frame.image for frame in frames],
-            working_size=work.working_size or None,
-            scales=work.scales,
-            max_keypoints=work.limit,
-            nms_radius=0.0,
+            sizes,
+            work.limit,
+            Selection(settings.max_keypoints, settings.score_threshold, settings.nms_radius),
+            [self._mask(frame) for frame in frames],
         )
-        features = [
-            select(
-                each,
-                max_keypoints=settings.max_keypoints,
-                score_threshold=settings.score_threshold,
-                nms_radius=settings.nms_radius,
-                mask=self._mask(frame),
-            )
-            for each, frame in zip(found, frames, strict=True)
-        ]
-        spent = time.perf_counter() - began
+        return features, time.perf_counter() - began
+
+    def follow(
+        self,
+        frames: Sequence[Frame],
+        features: Sequence[Features],
+        spent: float,
+        settings: Settings,
+    ) -> list[Result]:
+        """Tracks of what was detected."""
         return [
             stream.follow(frame, each, settings, spent)
             for stream, frame, each in zip(self.streams, frames, features, strict=True)
         ]
 
-    def prepare(self, sizes: Sequence[Size], settings: Settings, masked: bool = False) -> None:
+    def prepare(self, sizes: Sequence[Size], settings: Settings) -> None:
         """Compile and warm up for images of these sizes, before any comes."""
         blank = [Frame(np.zeros((height, width, 3), np.uint8), 0) for width, height in sizes]
-        if masked:
-            blank = [replace(frame, mask=frame.image[..., 0]) for frame in blank]
-        self._prepared(blank, settings)
-        self.detector.detect(
-            [frame.image for frame in blank],
-            working_size=settings.working_size or None,
-            scales=settings.scales,
-            max_keypoints=self._work(blank, settings).limit,
-            nms_radius=0.0,
-        )
+        self.detect(blank, settings)
 
     def reset(self, reason: str) -> None:
         """Forget the tracks; their ids are never given again."""
@@ -163,157 +117,350 @@ class Pipeline:
         if frame.mask is None:
             return self.mask
         mask = frame.mask
-        if size_of(mask) != size_of(frame.image):
-            nearest = cv2.resize(mask, size_of(frame.image), interpolation=cv2.INTER_NEAREST)
+        if mask.shape[:2] != frame.image.shape[:2]:
+            nearest = cv2.resize(mask, frame.size, interpolation=cv2.INTER_NEAREST)
             mask = np.asarray(nearest, np.uint8)
         return mask if self.mask is None else np.minimum(self.mask, mask)
 
-    def _work(self, frames: Sequence[Frame], settings: Settings) -> Work:
+    def _prepared(
+        self, frames: Sequence[Frame], settings: Settings
+    ) -> tuple[Work, list[list[Size]]]:
+        """What the network can do now, and the sizes that it runs at for each frame."""
         masked = self.mask is not None or any(frame.mask is not None for frame in frames)
-        limit = self.detector.limit(settings.max_keypoints, settings.nms_radius, masked)
-        sizes = tuple(size_of(frame.image) for frame in frames)
-        return Work(sizes, settings.working_size, settings.scales, limit)
-
-    def _prepared(self, frames: Sequence[Frame], settings: Settings) -> Work:
-        """What is asked for or, while the network is compiled for it, what was before.
-
-        Only the first frame of a size waits for the compiler.
-        """
-        work, ready = self._work(frames, settings), self._ready
-        if work == ready:
-            return work
-        refused = work == self._failed and time.monotonic() < self._again_at
-        if not self._in_background or ready is None or ready.sizes != work.sizes:
-            if not refused:
-                self._compile(work)
-            if self.problem:
-                raise RuntimeError(self.problem)
-            return work
-        compiling = self._compiler is not None and self._compiler.is_alive()
-        if not compiling and not refused:
-            self._compiler = threading.Thread(
-                target=self._compile, args=(work,), name=THREAD_NAME, daemon=True
-            )
-            self._compiler.start()
-            self._compiler.join(AT_ONCE)
-        return work if self._ready == work else ready
-
-    def _compile(self, work: Work) -> None:
-        self.preparing = str(work)
-        try:
-            for size in dict.fromkeys(work.sizes):
-                self.detector.prepare(
-                    size,
-                    count=work.sizes.count(size),
-                    working_size=work.working_size or None,
-                    scales=work.scales,
-                    limit=work.limit,
-                )
-            self._ready, self._failed, self.problem = work, None, ''
-        except Exception as error:  # whatever a runtime raises: keep the old network
-            self._failed, self._again_at = work, time.monotonic() + PAUSE
-            self.problem = f'the network cannot be compiled for {work}: {error}'
-        finally:
-            self.preparing = ''
+        asked = tuple(frame.size for frame in frames), settings, masked
+        if self._plan is not None and self._plan[0] == asked:
+            return self._plan[1:]
+        wanted = Work(
+            asked[0],
+            settings.working_size or None,
+            settings.scales,
+            self.detector.limit(settings.max_keypoints, settings.nms_radius, masked),
+        )
+        work = self.compiler.ready_for(wanted)
+        sizes = [
+            self.detector.working_sizes(frame.size, work.working_size, work.scales)
+            for frame in frames
+        ]
+        self._plan = (asked, work, sizes) if work == wanted else None
+        return work, sizes
 
 
-class Stream:
-    """The tracks of one camera."""
+class Mailbox(Generic[Item]):
+    """One slot between two threads: the newest item wins, what it replaces is dropped."""
 
     def __init__(self) -> None:
-        self.resets: dict[str, int] = {}  # reason -> how often
-        self._tracker = Tracker()
-        self._previous: Result | None = None
+        self._changed = threading.Condition()
+        self._item: Item | None = None
+        self._closed = False
 
-    def follow(
-        self, frame: Frame, features: Features, settings: Settings, inference_time: float
-    ) -> Result:
-        began = time.perf_counter()
-        reason = self._break_before(frame, settings)
-        if reason is not None:
-            self.reset(reason)
-        camera = frame.camera.of(features.image_size) if frame.camera is not None else None
-        tracks, verified_by = None, 'none'
-        if settings.track:
-            image = frame.image if settings.refine_matches else None
-            tracks, verified_by = self._track(features, image, camera, settings)
-            features = tracks.refined or features
-        seen_by = camera if camera is not None else nominal_camera(features.image_size)
-        result = Result(
-            frame=frame,
-            features=features,
-            tracks=tracks,
-            previous=self._previous,
-            rays=np.asarray(seen_by.rays(features.keypoints), np.float32),
-            calibrated=camera is not None,
-            verified_by=verified_by,
-            inference_time=inference_time,
-            total_time=inference_time + time.perf_counter() - began,
+    def put(self, item: Item) -> bool:
+        """Leave an item; True if an older one, not yet taken, had to go."""
+        with self._changed:
+            replaced = self._item is not None
+            self._item = item
+            self._changed.notify_all()
+            return replaced
+
+    def hand_over(self, item: Item) -> None:
+        """Leave an item when the one before is taken, or the box is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._item is None)
+            self._item = item
+            self._changed.notify_all()
+
+    def take(self) -> Item | None:
+        """Wait for an item and take it; None while the box is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._item is not None)
+            if self._closed:
+                return None
+            item, self._item = self._item, None
+            self._changed.notify_all()
+            return item
+
+    def close(self, closed: bool = True) -> None:
+        """Wake whoever waits. It can be opened again."""
+        with self._changed:
+            self._closed = closed
+            self._changed.notify_all()
+
+    def empty(self) -> bool:
+        """Throw away what nobody will take; True if there was something."""
+        with self._changed:
+            left = self._item is not None
+            self._item = None
+            return left
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An image message, and what else was known when it arrived."""
+
+    message: Any
+    arrived: float  # time.monotonic()
+    camera: Camera | None
+    mask: Image | None = None
+    baseline: float = 0.0
+    lost: int = 0  # messages that should have come before it
+
+    @property
+    def stamp(self) -> int:
+        """Nanoseconds."""
+        stamp = self.message.header.stamp
+        return int(stamp.sec * 10**9 + stamp.nanosec)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One processed frame."""
+
+    finished: float  # time.monotonic()
+    latency: float  # seconds from arrival to published
+    inference: float  # seconds in the detector
+    keypoints: int
+    matches: int
+    inliers: int
+    strong: int = FEW  # keypoints with a score that texture gives
+    black: bool = False
+
+    @classmethod
+    def of(cls, result: Result, finished: float, latency: float) -> Sample:
+        matches = result.tracks.matches if result.tracks is not None else None
+        return cls(
+            finished,
+            latency,
+            result.inference_time,
+            len(result.features),
+            0 if matches is None else len(matches),
+            0 if matches is None else int(matches.inliers.sum()),
+            int(np.count_nonzero(result.features.scores > STRONG)),
+            bool(result.frame.image[::8, ::8].max() <= BLACK),
         )
-        self._previous = replace(result, previous=None)
-        return result
-
-    def reset(self, reason: str) -> None:
-        self._tracker.reset()
-        self._previous = None
-        self.resets[reason] = self.resets.get(reason, 0) + 1
-
-    def _break_before(self, frame: Frame, settings: Settings) -> str | None:
-        """Why this frame does not continue the sequence, None if it does."""
-        if self._previous is None:
-            return None
-        before = self._previous.frame
-        if size_of(frame.image) != size_of(before.image):
-            return 'image size changed'
-        if frame.frame_id != before.frame_id:
-            return 'frame_id changed'
-        if differ(frame.camera, before.camera):
-            return 'calibration changed'
-        if frame.stamp < before.stamp:
-            return 'time went backwards'
-        if frame.stamp - before.stamp > settings.max_gap * 1e9:
-            return 'gap between frames'
-        if settings.track and self._previous.tracks is None:
-            return 'tracking switched on'
-        return None
-
-    def _track(
-        self, features: Features, image: Image | None, camera: Camera | None, settings: Settings
-    ) -> tuple[Tracks, str]:
-        method, options = _verification(settings, camera)
-        self._tracker.max_missed = settings.max_missed
-        self._tracker.match_options = {
-            'mutual': True,
-            'max_ratio': settings.match_ratio or None,
-            'max_distance': settings.match_distance or None,
-            'radius': settings.search_radius or None,
-            **options,
-        }
-        return self._tracker.update(features, image), method
 
 
-def differ(first: Camera | None, second: Camera | None) -> bool:
-    """Whether a calibration changed by more than a drift between frames, as from autofocus."""
-    if first is None or second is None or first.size != second.size:
-        return first is not second
-    return first != second and first.shift(second) > DRIFT * np.hypot(*first.size)
+class Statistics:
+    """Thread-safe. Every frame that arrived is counted in exactly one way, besides `received`."""
+
+    # received  = processed + dropped + skipped + damaged + failed + unpaired (+ those in work)
+    # dropped     a newer frame came before this one's turn
+    # skipped     nobody subscribed, or the node was disabled
+    # damaged     not a usable image
+    # failed      the model, or our own code, threw
+    # unpaired    of several cameras: the others had no image of the same time
+    # lost        never arrived, by the gaps in the publisher's sequence numbers
+    COUNTERS = (
+        'received', 'processed', 'dropped', 'skipped', 'damaged', 'failed', 'unpaired', 'lost',
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._samples: deque[Sample] = deque(maxlen=2000)
+
+    def count(self, name: str, by: int = 1) -> None:
+        assert name in self.COUNTERS, name
+        with self._lock:
+            self._counts[name] += by
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return {name: self._counts[name] for name in self.COUNTERS}
+
+    def add(self, sample: Sample) -> None:
+        with self._lock:
+            self._counts['processed'] += 1
+            self._samples.append(sample)
+
+    def since(self, begin: float) -> list[Sample]:
+        """Frames that were finished after a time."""
+        with self._lock:
+            return [sample for sample in self._samples if sample.finished >= begin]
 
 
-def _verification(settings: Settings, camera: Camera | None) -> tuple[str, dict[str, Any]]:
-    """The method, and `match`'s arguments for it."""
-    method = settings.verification
-    if method == 'auto' or (method == 'essential' and camera is None):
-        method = 'essential' if camera is not None else 'fundamental'
-    options = {'verification': method, 'threshold': settings.verification_threshold}
-    if method == 'essential' and camera is not None:
-        # One camera matrix describes undistorted pixels only.
-        options |= {'intrinsics': camera.matrix, 'undistort': camera.undistort}
-    return method, options
+class Output(Protocol):
+    """Where results of one camera go; `kp2d_ros.outputs` has the node's."""
+
+    @property
+    def publishers(self) -> Sequence[Any]:
+        """Each has get_subscription_count()."""
+
+    def publish(
+        self, result: Result, header: Any, settings: Settings, first: tuple[Result, Any]
+    ) -> None:
+        """`first` are the result and the header of the first camera."""
 
 
-@lru_cache(8)
-def nominal_camera(size: Size) -> Camera:
-    """Of images without a calibration: a pinhole, its focal length the image's longer side."""
-    width, height = size
-    focal = float(max(size))
-    return Camera.create(size, [focal, 0, (width - 1) / 2, 0, focal, (height - 1) / 2, 0, 0, 1])
+@dataclass
+class Job:
+    """The frames of one moment, on their way from one thread to the next."""
+
+    arrivals: Sequence[Arrival]
+    began: float
+    settings: Settings
+    frames: list[Frame] = field(default_factory=list)
+    features: list[Features] = field(default_factory=list)
+    spent: float = 0.0
+
+
+class Worker:
+    """Works on the newest frames; drops those it has no time for.
+
+    One thread decodes and detects, the next tracks and publishes: while it does, the network
+    works on the next frame.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        decode: Callable[[Any], Image],
+        settings: Settings,
+        outputs: Sequence[Output],
+        problem: Callable[[str, str], None],
+        trace: Callable[[str], object],
+        statistics: Statistics,
+    ) -> None:
+        """outputs: one for each camera.
+
+        problem(kind, sentence) hears of frames that were 'damaged', or have 'failed': then with
+        a traceback. trace(sentence) hears how long each step took of what was processed.
+        """
+        self.pipeline = pipeline
+        self.settings = settings
+        self.enabled = True
+        self.latest: list[Result] = []  # the last results, one of each camera
+        self._decode = decode
+        self._outputs = outputs
+        self._problem = problem
+        self._trace = trace
+        self._statistics = statistics
+        self._reset = threading.Event()
+        cameras = len(pipeline.streams)
+        self._pairing: Pairing[Arrival] | None = Pairing(cameras) if cameras > 1 else None
+        self._arrived: Mailbox[Sequence[Arrival]] = Mailbox()
+        self._detected: Mailbox[Job] = Mailbox()
+        self._busy: dict[str, float] = {}  # stage -> since when
+        self._stages: list[tuple[Mailbox[Any], Callable[[Any], None], threading.Thread | None]] = [
+            (self._arrived, self._detect, None),
+            (self._detected, self._finish, None),
+        ]
+        self._start()
+
+    @property
+    def busy_since(self) -> float | None:
+        """time.monotonic(); None: it waits for a frame."""
+        return min([*self._busy.values()], default=None)
+
+    def wanted(self) -> bool:
+        """Whether anybody subscribes to any output."""
+        return any(
+            publisher.get_subscription_count() > 0
+            for output in self._outputs
+            for publisher in output.publishers
+        )
+
+    def submit(self, camera: int, arrival: Arrival) -> None:
+        """An image of a camera."""
+        count, arrivals = self._statistics.count, [arrival]
+        count('received')
+        if arrival.lost:
+            count('lost', arrival.lost)
+        if not self.enabled or not self.wanted():
+            count('skipped')
+            return
+        if self._pairing is not None:
+            tolerance = round(self.settings.sync_tolerance * 1e9)
+            together, gone = self._pairing.add(camera, arrival.stamp, arrival, tolerance)
+            count('unpaired', gone)
+            if together is None:
+                return
+            arrivals = together
+        if self._arrived.put(arrivals):
+            count('dropped', len(arrivals))
+        time.sleep(HEAD_START)
+
+    def reset(self) -> None:
+        """Tracks restart with the next frame."""
+        self._reset.set()
+
+    def stop(self, timeout: float) -> bool:
+        """Stop after the current frame. False if that takes longer; the worker then continues."""
+        end = time.monotonic() + timeout
+        for box, _, thread in self._stages:
+            box.close()
+            assert thread is not None
+            thread.join(max(end - time.monotonic(), 0.01))
+            if thread.is_alive():
+                self._start()
+                return False
+        for box, *_ in self._stages:
+            if box.empty():
+                self._statistics.count('dropped', len(self.pipeline.streams))
+        return True
+
+    def _start(self) -> None:
+        """Run the stages that do not run."""
+        for number, (box, work, thread) in enumerate(self._stages):
+            box.close(False)
+            if thread is None or not thread.is_alive():
+                thread = threading.Thread(
+                    target=self._run, args=(box, work), name=THREAD_NAME, daemon=True
+                )
+                self._stages[number] = box, work, thread
+                thread.start()
+
+    def _run(self, box: Mailbox[Any], work: Callable[[Any], None]) -> None:
+        stage = work.__name__
+        while (item := box.take()) is not None:
+            self._busy[stage] = time.monotonic()
+            try:
+                work(item)
+            except Exception as error:  # whatever it is, the next frame has its chance
+                self._problem(  # before it counts: whoever sees the count can name the reason
+                    'failed', f'{type(error).__name__}: {error}\n{traceback.format_exc()}'
+                )
+                self._statistics.count('failed', len(self.pipeline.streams))
+            with suppress(KeyError):
+                del self._busy[stage]
+
+    def _detect(self, arrivals: Sequence[Arrival]) -> None:
+        job = Job(arrivals, time.monotonic(), self.settings)
+        try:
+            for arrival in arrivals:
+                frame = Frame(
+                    image=self._decode(arrival.message),
+                    stamp=arrival.stamp,
+                    frame_id=arrival.message.header.frame_id,
+                    camera=arrival.camera,
+                    mask=arrival.mask,
+                    baseline=arrival.baseline,
+                )
+                self.pipeline.check(frame, job.settings)
+                job.frames.append(frame)
+        except ValueError as error:
+            self._problem('damaged', str(error))
+            self._statistics.count('damaged', len(arrivals))
+            return
+        job.features, job.spent = self.pipeline.detect(job.frames, job.settings)
+        self._detected.hand_over(job)
+
+    def _finish(self, job: Job) -> None:
+        if self._reset.is_set():
+            self._reset.clear()
+            self.pipeline.reset('asked for')
+        results = self.pipeline.follow(job.frames, job.features, job.spent, job.settings)
+        followed = time.monotonic()
+        headers = [arrival.message.header for arrival in job.arrivals]
+        for output, result, header in zip(self._outputs, results, headers, strict=True):
+            output.publish(result, header, job.settings, (results[0], headers[0]))
+        now = time.monotonic()
+        self.latest = results
+        arrived = max(arrival.arrived for arrival in job.arrivals)
+        tracking = sum(result.total_time - job.spent for result in results)
+        self._trace(
+            f'frame {job.frames[0].stamp}: waited {1e3 * (job.began - arrived):.2f}, '
+            f'detected {1e3 * job.spent:.2f}, tracked {1e3 * tracking:.2f}, '
+            f'published {1e3 * (now - followed):.2f} ms'
+        )
+        for result in results:
+            self._statistics.add(Sample.of(result, now, now - arrived))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kp2d_core.camera import Camera
 from kp2d_core.features import Float
 from kp2d_core.matching import match
-from kp2d_ros.pipeline import Result
+from kp2d_core.tracking import Result
 from kp2d_ros.settings import Settings
 
 WAITING = 5  # images of a camera that wait for their partners

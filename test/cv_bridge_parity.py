@@ -35,7 +35,7 @@ def messages(encoding: str, channels: int, depth: int, random: np.random.Generat
 def compare() -> dict[str, Any]:
     from cv_bridge import CvBridge
 
-    from kp2d_core.image_messages import ENCODINGS, PACKED, decode
+    from kp2d_core.images import ENCODINGS, PACKED, decode
     from kp2d_ros.bridge import image_decoder
 
     bridge = CvBridge()

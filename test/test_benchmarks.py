@@ -13,7 +13,7 @@ from models import random_checkpoint
 from kp2d_core.benchmarks.contestants import BASELINE, REPEATS, summary, time_in_turns
 from kp2d_core.benchmarks.plain import AuthorsWay
 from kp2d_core.cli import main
-from kp2d_core.images import prepare
+from kp2d_core.features import prepare
 from kp2d_core.runtimes.torch import TorchRuntime
 
 

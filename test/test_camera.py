@@ -15,7 +15,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from kp2d_core.camera import Info, Region, read_calibration, read_out
 from kp2d_core.errors import FileError
-from kp2d_core.image_messages import decode
+from kp2d_core.images import decode
 from kp2d_core.views.worlds import room_path
 from kp2d_ros.camera.moving_view import (
     MovingCamera,

@@ -329,7 +329,7 @@ def test_a_fault_of_ours_is_told_with_what_to_report(here, monkeypatch, capfd):
 
 def test_every_number_of_a_recipe_is_checked():
     """By type, wherever it stands: there is no other way in."""
-    from kp2d_core.training.config import config_from_dict
+    from kp2d_core.training.recipes import config_from_dict
 
     def leaves(values, path=()):
         for name, value in values.items():

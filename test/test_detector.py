@@ -209,7 +209,7 @@ def test_a_list_gives_what_its_images_give_alone(photographs):
 
 def test_many_images_run_in_parts(photographs, monkeypatch):
     detector = KeypointDetector.load('small', runtime='torch')
-    monkeypatch.setattr('kp2d_core.detector.BATCH_PIXELS', 2 * 96 * 128)
+    monkeypatch.setattr('kp2d_core.features.BATCH_PIXELS', 2 * 96 * 128)
     images = [np.roll(photographs['coffee'][:96, :128], 9 * n, axis=1) for n in range(5)]
     found = detector.detect(images, max_keypoints=50)
     for features, image in zip(found, images, strict=True):

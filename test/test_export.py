@@ -16,7 +16,7 @@ from kp2d_core.errors import FileError
 from kp2d_core.export.graph import build_graph
 from kp2d_core.export.quantization import fold, quantized_layers
 from kp2d_core.export.source import Profile, read_exported
-from kp2d_core.images import prepare
+from kp2d_core.features import prepare
 from kp2d_core.networks import KeyPointNet
 from kp2d_core.runtimes.torch import TorchRuntime
 

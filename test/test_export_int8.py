@@ -22,7 +22,7 @@ from kp2d_core.export.quantization import (
     quantize_weight,
 )
 from kp2d_core.export.source import ModelSource, Profile
-from kp2d_core.images import prepare
+from kp2d_core.features import prepare
 from kp2d_core.runtimes.onnxruntime import OnnxRuntime
 from kp2d_core.runtimes.openvino import OpenVINORuntime
 

@@ -36,10 +36,10 @@ from kp2d_core.export.graph import build_graph
 from kp2d_core.export.quantization import load_calibration
 from kp2d_core.export.source import Profile, read_exported
 from kp2d_core.image_headers import declared_size
-from kp2d_core.image_messages import ENCODINGS, decode, decode_compressed
-from kp2d_core.images import read_image
+from kp2d_core.images import ENCODINGS, decode, decode_compressed, read_image
 from kp2d_core.reference_checkpoint import read_reference_checkpoint
-from kp2d_core.training.config import TrainingConfig, config_from_dict, override
+from kp2d_core.training.config import TrainingConfig
+from kp2d_core.training.recipes import config_from_dict, override
 
 FORMATS = ('.png', '.jpg', '.webp', '.gif', '.bmp', '.tiff', '.jp2', '.pgm', '.ppm', '.pam',
            '.hdr', '.ras', '.avif')  # fmt: skip

@@ -10,7 +10,7 @@ pytest.importorskip('sensor_msgs')
 
 from sensor_msgs.msg import CompressedImage, Image
 
-from kp2d_core.image_messages import ENCODINGS, decode, decode_compressed
+from kp2d_core.images import ENCODINGS, decode, decode_compressed
 from kp2d_ros.bridge import image_decoder
 from kp2d_ros.clouds import bytes_of
 

@@ -12,8 +12,7 @@ import pytest
 
 from kp2d_core.errors import FileError
 from kp2d_core.image_headers import HeaderError, declared_size
-from kp2d_core.image_messages import decode, decode_compressed
-from kp2d_core.images import LIMIT, read_image
+from kp2d_core.images import LIMIT, decode, decode_compressed, read_image
 
 FORMATS = (
     '.png', '.jpg', '.gif', '.bmp', '.tiff', '.webp', '.jp2', '.avif', '.pgm', '.ppm', '.pam',

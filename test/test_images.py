@@ -9,7 +9,8 @@ import torch
 from PIL import Image as PILImage
 
 from kp2d_core.errors import FileError
-from kp2d_core.images import check_mask, find_images, prepare, read_image, resize, to_image
+from kp2d_core.features import prepare
+from kp2d_core.images import check_mask, find_images, read_image, resize, to_image
 
 
 @pytest.mark.parametrize(

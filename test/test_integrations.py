@@ -23,7 +23,7 @@ from kp2d_ros.clouds import bytes_of
 from kp2d_ros.integrations import rtabmap, rtabmap_node, vins_node
 from kp2d_ros.messages import keypoints_from_cloud, keypoints_to_cloud
 from kp2d_ros.odometry.outputs import time_of
-from kp2d_ros.rows import NO_TRACK
+from kp2d_ros.outputs import NO_TRACK
 from kp2d_ros.startup import NODES
 
 

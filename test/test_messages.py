@@ -26,7 +26,7 @@ from kp2d_ros.messages import (
     matches_from_cloud,
     matches_to_cloud,
 )
-from kp2d_ros.rows import MATCH_DTYPE, NO_INDEX, NO_TRACK, keypoint_dtype
+from kp2d_ros.outputs import MATCH_DTYPE, NO_INDEX, NO_TRACK, keypoint_dtype
 
 
 def some_features(count: int = 7, size: int = 16, seed: int = 0) -> Features:

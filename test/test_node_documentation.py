@@ -8,10 +8,17 @@ from conftest import ROOT
 
 pytest.importorskip('rclpy')
 
-from kp2d_core.image_messages import ENCODINGS
-from kp2d_ros import messages, parameters
+from kp2d_core.images import ENCODINGS
+from kp2d_ros import parameters
 from kp2d_ros.camera import camera_node
-from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT, MATCH_DTYPE, STEREO_DTYPE, keypoint_dtype
+from kp2d_ros.outputs import (
+    KEYPOINT_FIELDS,
+    LAYOUT,
+    MATCH_DTYPE,
+    STEREO_DTYPE,
+    TOPICS,
+    keypoint_dtype,
+)
 
 NODE = (ROOT / 'docs' / 'node.md').read_text()
 MESSAGES = (ROOT / 'docs' / 'messages.md').read_text()
@@ -23,7 +30,7 @@ def test_parameters():
 
 def test_topics_and_encodings():
     section = NODE.split('## Topics')[1].split('\n## ')[0]
-    for topic in messages.TOPICS:
+    for topic in TOPICS:
         assert f'`{topic}`' in section
     for encoding in ENCODINGS:
         name = re.sub(r'^bayer_.*', 'bayer_', encoding).removesuffix('16') or encoding

@@ -25,7 +25,7 @@ from std_srvs.srv import Trigger
 from kp2d_ros.clouds import read_points
 from kp2d_ros.keypoint_node import KeypointNode
 from kp2d_ros.messages import keypoints_from_cloud
-from kp2d_ros.worker import THREAD_NAME
+from kp2d_ros.pipeline import THREAD_NAME
 
 NODE = '/kp2d/keypoint_node'
 SHUTDOWN = 2.0  # seconds, on a machine that is not too busy; the tests allow for a busy one

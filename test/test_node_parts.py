@@ -27,14 +27,12 @@ from kp2d_ros.diagnostics import (
     Assessment,
     Console,
     Health,
-    Sample,
-    Statistics,
     Summary,
+    summarize,
 )
-from kp2d_ros.pipeline import Frame, Pipeline
+from kp2d_ros.pipeline import Arrival, Frame, Mailbox, Pipeline, Sample, Statistics, Worker
 from kp2d_ros.settings import Settings
 from kp2d_ros.startup import shared_file
-from kp2d_ros.worker import Arrival, Mailbox, Worker
 
 
 def test_mailbox_keeps_the_newest():
@@ -73,14 +71,14 @@ def sample(finished: float, **values: float) -> Sample:
 
 def test_statistics_of_the_last_seconds():
     statistics = Statistics()
-    assert statistics.summary() == Summary()
+    assert summarize(statistics) == Summary()
     for number in range(100):
         statistics.add(sample(number / 10, latency=0.1 if number % 10 else 0.5))
-    summary = statistics.summary(now=9.9)
+    summary = summarize(statistics, now=9.9)
     assert summary.rate == pytest.approx(10)
     assert (summary.latency_p50, summary.inlier_ratio) == (0.1, 0.75)
     assert summary.latency_p95 == pytest.approx(0.5)
-    assert statistics.summary(now=100) == Summary()
+    assert summarize(statistics, now=100) == Summary()
     assert statistics.counts()['processed'] == 100
     statistics.count('lost', 3)
     assert statistics.counts()['lost'] == 3
@@ -112,8 +110,13 @@ def work(tmp_path):
     worker = Worker(
         Pipeline(detector),
         decode=lambda message: message.pixels,
-        settings=lambda: Settings(max_keypoints=50),
-        publish=lambda found, headers: results.append((found[0], headers[0])),
+        settings=Settings(max_keypoints=50),
+        outputs=[
+            SimpleNamespace(
+                publishers=[SimpleNamespace(get_subscription_count=lambda: 1)],
+                publish=lambda found, header, *_: results.append((found, header)),
+            )
+        ],
         problem=lambda kind, sentence: problems.append((kind, sentence)),
         trace=traces.append,
         statistics=statistics,
@@ -126,10 +129,10 @@ def work(tmp_path):
     worker.stop(10)
 
 
-def arrival(pixels: np.ndarray, stamp: int = 0) -> list[Arrival]:
+def arrival(pixels: np.ndarray, stamp: int = 0) -> Arrival:
     header = Header(frame_id='camera')
     header.stamp.sec = stamp
-    return [Arrival(SimpleNamespace(header=header, pixels=pixels), time.monotonic(), None)]
+    return Arrival(SimpleNamespace(header=header, pixels=pixels), time.monotonic(), None)
 
 
 def wait(condition) -> None:
@@ -141,16 +144,16 @@ def wait(condition) -> None:
 
 def test_worker_outlives_damage_and_failure(work, photographs):
     picture = photographs['coffee'][:96, :128]
-    work.worker.submit(arrival(picture, 1))
+    work.worker.submit(0, arrival(picture, 1))
     wait(lambda: len(work.results) == 1)
-    work.worker.submit(arrival(picture.astype(np.float32), 2))
+    work.worker.submit(0, arrival(picture.astype(np.float32), 2))
     wait(lambda: len(work.problems) == 1)
     for number, error in enumerate([RuntimeError('out of memory'), ValueError('our own')], 2):
         work.runtime.throws = error
-        work.worker.submit(arrival(picture, 3))
+        work.worker.submit(0, arrival(picture, 3))
         wait(lambda n=number: len(work.problems) == n)
     work.runtime.throws = None
-    work.worker.submit(arrival(picture, 4))
+    work.worker.submit(0, arrival(picture, 4))
     wait(lambda: len(work.results) == 2)
     assert [kind for kind, _ in work.problems] == ['damaged', 'failed', 'failed']
     assert 'must be uint8' in work.problems[0][1] and 'Traceback' not in work.problems[0][1]
@@ -165,12 +168,12 @@ def test_worker_outlives_damage_and_failure(work, photographs):
 def test_worker_drops_and_resets_and_stops(work, photographs):
     picture = photographs['coffee'][:480, :600]
     for stamp in range(20):
-        work.worker.submit(arrival(picture, stamp))
+        work.worker.submit(0, arrival(picture, stamp))
     wait(lambda: work.results and work.results[-1][1].stamp.sec == 19)
-    wait(lambda: sum(work.statistics.counts().values()) == 20)
+    wait(lambda: sum(work.statistics.counts().values()) == 40)  # each was received, too
     assert work.statistics.counts()['dropped'] > 0
     work.worker.reset()
-    work.worker.submit(arrival(picture, 21))
+    work.worker.submit(0, arrival(picture, 21))
     wait(lambda: work.results[-1][1].stamp.sec == 21)
     assert work.results[-1][0].previous is None
     assert work.worker.stop(10)
@@ -181,9 +184,9 @@ def test_a_worker_that_hangs_is_not_stopped_and_goes_on(work, photographs):
     """Nor is another one started beside it, as the node asks before it goes on."""
     picture = photographs['coffee'][:96, :128]
     work.runtime.goes_on.clear()
-    work.worker.submit(arrival(picture, 1))
+    work.worker.submit(0, arrival(picture, 1))
     wait(lambda: work.worker.busy_since is not None)
-    work.worker.submit(arrival(picture, 2))
+    work.worker.submit(0, arrival(picture, 2))
     assert not work.worker.stop(0.2)
     work.runtime.goes_on.set()
     wait(lambda: len(work.results) == 2)  # the one that waited, too
@@ -245,7 +248,7 @@ def test_what_the_camera_shows_is_judged(photographs):
         for number in range(3):
             result = pipeline.process(Frame(image, number), Settings())
             statistics.add(Sample.of(result, number / 10, 0.1))
-        found = diagnostics.assess(WELL, QUIET, statistics.summary(now=0.3))
+        found = diagnostics.assess(WELL, QUIET, summarize(statistics, now=0.3))
         assert words in found.message
         assert found.level == (OK if image is photograph else WARN)
 

@@ -21,7 +21,7 @@ from test_node_parts import Moody
 
 from kp2d_core import KeypointDetector
 from kp2d_ros.keypoint_node import KeypointNode
-from kp2d_ros.worker import THREAD_NAME
+from kp2d_ros.pipeline import THREAD_NAME
 
 NODE = '/kp2d/keypoint_node'
 

@@ -22,8 +22,8 @@ from kp2d_core import KeypointDetector
 from kp2d_core.tracking import Tracker
 from kp2d_ros.clouds import read_points
 from kp2d_ros.messages import LATCHED, keypoints_from_cloud
+from kp2d_ros.outputs import KEYPOINT_FIELDS, LAYOUT
 from kp2d_ros.parameters import ros_value
-from kp2d_ros.rows import KEYPOINT_FIELDS, LAYOUT
 from kp2d_ros.settings import FRAME, START, TABLE
 
 DOMAIN = new_domain()
@@ -154,7 +154,7 @@ def test_encodings_over_the_wire(robot, images, keypoints, detector, photograph,
     """All of them are in test_image_decoding; these show that the way through the node is open."""
     from test_image_decoding import encode, message_of
 
-    from kp2d_core.image_messages import decode
+    from kp2d_core.images import decode
 
     message = message_of(encode(view(photograph), encoding), encoding, 3)
     message.header = image_message(view(photograph), next(clock)).header

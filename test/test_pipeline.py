@@ -186,14 +186,14 @@ def test_settings_wait_for_the_compiler_and_frames_do_not(detector, views):
     more = replace(PLAIN, max_keypoints=200)
     for number in range(3):
         result = pipeline.process(frame(views[0], 0.1 * number), more)
-        assert len(result.features) == 150 and '200 keypoints' in pipeline.preparing
+        assert len(result.features) == 150 and '200 keypoints' in pipeline.compiler.preparing
     fewer = pipeline.process(frame(views[0], 0.4), replace(PLAIN, max_keypoints=20))
     assert len(fewer.features) == 20  # takes no compiler
     slow.runtime.goes_on.set()
     end = time.monotonic() + 30
     while len(pipeline.process(frame(views[0], 0.5), more).features) < 200:
         assert time.monotonic() < end
-    assert pipeline.preparing == '' and pipeline.resets == {}
+    assert pipeline.compiler.preparing == '' and pipeline.resets == {}
     assert slow.runtime.asked.count(((1, 120, 160, 3), 200)) == 1
 
 
@@ -207,7 +207,7 @@ def test_settings_that_cannot_be_compiled_leave_the_old_ones_in_use(detector, vi
     pipeline.process(frame(views[0], 0.0), PLAIN)
     more = replace(PLAIN, max_keypoints=200)
     end = time.monotonic() + 30
-    while 'out of memory' not in pipeline.problem:
+    while 'out of memory' not in pipeline.compiler.problem:
         assert len(pipeline.process(frame(views[0], 0.1), more).features) == 150
         assert time.monotonic() < end
     assert len(pipeline.process(frame(views[0], 0.2), more).features) == 150

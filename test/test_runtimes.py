@@ -20,7 +20,7 @@ from kp2d_core.errors import FileError
 from kp2d_core.export.graph import build_graph
 from kp2d_core.export.quantization import calibration_path
 from kp2d_core.export.source import Profile
-from kp2d_core.images import prepare
+from kp2d_core.features import prepare
 from kp2d_core.runtimes import (
     DEFAULT_MODEL,
     available_runtimes,

@@ -14,8 +14,8 @@ from kp2d_core import KeypointDetector
 from kp2d_core.camera import Camera
 from kp2d_ros.clouds import read_points
 from kp2d_ros.messages import keypoints_from_cloud
+from kp2d_ros.outputs import STEREO_DTYPE
 from kp2d_ros.pipeline import Frame, Pipeline
-from kp2d_ros.rows import STEREO_DTYPE
 from kp2d_ros.settings import Settings, check_cameras
 from kp2d_ros.stereo import WAITING, Pairing, baseline_of, match_stereo
 
@@ -59,7 +59,8 @@ def results(photographs):
         Frame(image, 0, camera=Camera.create(SIZE, K[side]), baseline=baseline)
         for image, side, baseline in zip(images, K, (0.0, BASELINE), strict=True)
     ]
-    return pipeline.process_all(frames, Settings(max_keypoints=800))
+    settings = Settings(max_keypoints=800)
+    return pipeline.follow(frames, *pipeline.detect(frames, settings), settings)
 
 
 def test_a_calibrated_pair_gives_points_in_metres(results):

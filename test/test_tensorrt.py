@@ -300,7 +300,7 @@ def test_runs_on_the_gpu_as_on_the_cpu(photographs, tmp_path):
         pytest.skip(cuda_device().problem)
     from models import write_random_model
 
-    from kp2d_core.images import prepare
+    from kp2d_core.features import prepare
     from kp2d_core.runtimes import open_runtime
 
     model = write_random_model(tmp_path)

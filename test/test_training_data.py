@@ -26,10 +26,11 @@ from kp2d_core.views.photometric import (
     rotate_hue,
     sample_jitter,
     sample_shared_colour,
+    uneven_light,
 )
 
 PAPER = PhotometricConfig()
-CALM = PhotometricConfig(0.0, (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
+CALM = PhotometricConfig((0, 0), (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
 
 
 def test_nothing_changes_when_nothing_may(photographs):
@@ -48,11 +49,13 @@ def test_hue_keeps_grays_and_returns_after_a_turn():
 
 
 @pytest.mark.parametrize(
-    'name', ['brightness', 'contrast', 'saturation', 'hue', 'noise', 'blur', 'sharpen']
+    'name',
+    ['brightness', 'contrast', 'saturation', 'hue', 'noise', 'blur', 'sharpen', 'gamma', 'shade'],
 )
 def test_each_change_really_happens(photographs, name):
     """In the reference, the colour jitter was drawn and never applied."""
-    value = {'hue': 0.2, 'noise': 0.05, 'blur': (5,), 'sharpen': 1.5}.get(name, (0.5, 0.6))
+    values = {'hue': 0.2, 'noise': (0.05, 0.05), 'blur': (5,), 'sharpen': 1.5, 'gamma': 2}
+    value = {**values, 'shade': 1.0}.get(name, (0.5, 0.6))
     config = PhotometricConfig(**{**vars(CALM), name: value})
     random = np.random.default_rng(1)
     image = photographs['coffee']
@@ -66,11 +69,37 @@ def test_each_change_really_happens(photographs, name):
         assert (after @ LUMA).mean() == pytest.approx((before @ LUMA).mean(), abs=2)
     if name == 'saturation':
         assert np.ptp(after, axis=2).mean() < 0.7 * np.ptp(before, axis=2).mean()
+    if name == 'noise':  # clipped at black and white, and rounded
+        assert (after - before)[40:60, 40:60].std() == pytest.approx(255 * 0.05, rel=0.15)
     if name == 'blur':
         assert cv2.Laplacian(after, cv2.CV_64F).std() < cv2.Laplacian(before, cv2.CV_64F).std()
     if name == 'sharpen':
         assert cv2.Laplacian(after, cv2.CV_64F).std() > cv2.Laplacian(before, cv2.CV_64F).std()
         assert after.mean() == pytest.approx(before.mean(), abs=1)
+
+
+def test_uneven_light_is_smooth_positive_and_differs_between_the_views():
+    random = np.random.default_rng(0)
+    fields = [uneven_light(random, (120, 160), 1.0) for _ in range(20)]
+    assert all(field.shape == (120, 160) and field.min() > 0 for field in fields)
+    assert max(np.ptp(np.log(field)) for field in fields) > 1.5
+    steps = [
+        np.abs(np.diff(np.log(field), axis=axis)).max() for field in fields for axis in (0, 1)
+    ]
+    assert max(steps) < 0.1  # of a pixel to the next: no edge that looks like an object's
+    assert len({float(field[0, 0]) for field in fields}) == 20
+
+
+def test_gamma_brightens_and_darkens_but_keeps_black_and_white():
+    image = np.tile(np.uint8([0, 128, 255])[None, :, None], (8, 1, 3))
+    config = PhotometricConfig(**{**vars(CALM), 'gamma': 2})
+    middle = set()
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        changed = change_light(random, image, sample_shared_colour(random, config), config)
+        assert changed[0, 0, 0] == 0 and changed[0, 2, 0] == 255
+        middle.add(int(changed[0, 1, 0]))
+    assert 60 < min(middle) < 100 and 150 < max(middle) < 185
 
 
 def test_jitter_covers_its_range_and_differs_between_the_views():

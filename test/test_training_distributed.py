@@ -25,17 +25,20 @@ TORCHRUN = [
 # Batch norm by its running statistics: by those of the batch, two halves differ from the whole.
 # All else is as in training: the same pairs, losses, IO-Net, averaging.
 GRADIENTS = """
+import os
 import sys
 from pathlib import Path
 import torch
 from safetensors.torch import save_file
-from kp2d_core.training.config import TrainingConfig, override
+from kp2d_core.training.config import TrainingConfig
+from kp2d_core.training.recipes import override
 from kp2d_core.training.distributed import join_processes
 from kp2d_core.training.model import TrainingModel
 from kp2d_core.training.pairs import BatchStream, PairSource
 from kp2d_core.training.photographs import Photographs, find_photographs
 
 data, out, *settings = sys.argv[1:]
+WRAPPED = 'WRAPPED' in os.environ
 config = override(TrainingConfig(), [*settings, 'network.dropout=0.0', 'optimizer.batch=4'])
 photographs = Photographs(find_photographs([Path(data)]))
 
@@ -48,9 +51,13 @@ def gradients(processes):
     )
     batch = next(stream)
     stream.close()
-    loss, _ = model(batch.images, batch.source_to_target, 0)
+    called = model
+    if WRAPPED:  # as on GPUs
+        called = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    loss, _ = called(batch.images, batch.source_to_target, 0)
     loss.backward()
-    processes.average_gradients(model)
+    if not WRAPPED:
+        processes.average_gradients(model)
     if processes.rank == 0:
         save_file({n: p.grad.contiguous() for n, p in model.named_parameters()}, out)
 
@@ -61,6 +68,8 @@ def gloo_threads():
 with join_processes('cpu') as processes:
     gradients(processes)
     during = gloo_threads()
+if WRAPPED:
+    os._exit(0)  # see `Processes.parallel`
 assert processes.count == 1 or during, 'gloo is no longer recognised by its threads'
 assert not gloo_threads(), 'these may abort the process while Python ends'
 """
@@ -71,17 +80,18 @@ def data(tmp_path_factory, photographs) -> Path:
     return write_photographs(tmp_path_factory.mktemp('shared') / 'photographs', photographs)
 
 
-def launch(*arguments: str) -> subprocess.Popen[str]:
+def launch(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*TORCHRUN, *arguments],
-        env={**environment(), 'GLOO_SOCKET_IFNAME': 'lo'},
+        env={**environment(), 'GLOO_SOCKET_IFNAME': 'lo', **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def test_two_processes_have_the_gradient_of_one_with_the_joined_batch(data, tmp_path):
+@pytest.mark.parametrize('variables', [{}, {'WRAPPED': '1'}], ids=['by hand', 'DDP'])
+def test_two_processes_have_the_gradient_of_one_with_the_joined_batch(data, tmp_path, variables):
     from training_runs import TINY
 
     script = tmp_path / 'gradients.py'
@@ -91,7 +101,7 @@ def test_two_processes_have_the_gradient_of_one_with_the_joined_batch(data, tmp_
         [sys.executable, str(script), str(data), str(one), *TINY],
         env=environment(), check=True, timeout=TIMEOUT,
     )  # fmt: skip
-    code, output = finish(launch(str(script), str(data), str(two), *TINY))
+    code, output = finish(launch(str(script), str(data), str(two), *TINY, **variables))
     assert code == 0, output
     alone, shared = load_file(one), load_file(two)
     assert alone.keys() == shared.keys()
@@ -106,6 +116,28 @@ def test_torchrun_trains_and_one_process_writes(data, tmp_path):
     assert code == 0, output
     assert read_state(out / 'state.safetensors')[1].step == 4
     assert (out / 'last.safetensors').exists()
+
+
+def test_a_resumed_run_needs_its_state_on_every_machine(data, tmp_path):
+    """Two folders stand for the disks of two machines."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    code, output = finish(launch('-m', 'kp2d_core.cli', *command(data, first, '--steps', '2')))
+    assert code == 0, output
+    script = tmp_path / 'resume.py'
+    script.write_text(
+        'import os, sys\nfrom kp2d_core.cli import main\n'
+        'sys.exit(main([*sys.argv[3:], "--out", sys.argv[1 + int(os.environ["RANK"])]]))\n'
+    )
+    resume = ['train', '--data', str(data), '--quiet', '--resume', '--steps', '4']
+    code, output = finish(launch(str(script), str(first), str(second), *resume))
+    assert code != 0 and 'on this machine: each machine of a resumed run needs a copy' in output
+    second.mkdir()
+    (second / 'state.safetensors').write_bytes((first / 'state.safetensors').read_bytes())
+    code, output = finish(launch(str(script), str(first), str(second), *resume))
+    assert code == 0, output
+    assert read_state(first / 'state.safetensors')[1].step == 4
+    code, output = finish(launch(str(script), str(first), str(second), *resume[:-1], '6'))
+    assert code != 0 and 'is of step 2 here and of step 4 on the first machine' in output
 
 
 def test_the_death_of_a_process_ends_the_run_with_a_message(data, tmp_path):

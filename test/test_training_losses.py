@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kp2d_core.architecture import Architecture
 from kp2d_core.geometry import warp_tensor
@@ -15,6 +16,8 @@ from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.training import losses
 from kp2d_core.training.config import LossConfig, NetworkConfig, TrainingConfig
 from kp2d_core.training.model import TrainingModel, halves
+from kp2d_core.training.optimizer import make_optimizers
+from kp2d_core.training.recipes import find_recipe, load_config, override
 
 IDENTITY = torch.eye(3)[None]
 
@@ -121,11 +124,32 @@ def test_score_loss_rewards_points_nearer_than_the_average():
     pairing = losses.Association(
         torch.zeros(1, 2, 2), valid, torch.tensor([[0, 1]]), torch.tensor([[1.0, 3.0]]), valid
     )
-    loss = losses.score_loss(source, target, target.detach(), pairing)
+    loss = losses.score_map_loss(source, target, target.detach(), pairing)
     # The average distance is 2: (0.6 * (1 - 2) + 0.4 * (3 - 2)) / 2, and a squared difference.
     assert loss.item() == pytest.approx(-0.1 + 0.16, abs=1e-6)
     loss.backward()
     assert target.grad.tolist()[0] == pytest.approx([-0.25, 0.25])  # of the first term
+
+
+def test_score_loss_compares_the_scores_of_pairs_and_the_authors_code_the_score_map():
+    source = torch.tensor([[0.8, 0.6, 0.5, 0.9]], requires_grad=True)
+    # The third one is paired with a point of the border ring, the last one has no pair.
+    target = torch.tensor([[0.4, 0.2, 0.0, 0.7]], requires_grad=True)
+    visible = torch.ones(1, 4, dtype=torch.bool)
+    apart = torch.tensor([[1.0, 3.0, 2.0, 50.0]], requires_grad=True)
+    pairing = losses.Association(
+        torch.zeros(1, 4, 2), visible, torch.tensor([[0, 1, 2, 3]]), apart, apart < 4
+    )
+    merit = (0.6 * (1 - 2) + 0.4 * (3 - 2) + 0.25 * 0) / 3
+    loss = losses.score_loss(source, target, pairing)
+    assert loss.item() == pytest.approx(merit + (0.16 + 0.16) / 2, abs=1e-6)
+    loss.backward()
+    assert source.grad[0, 3] == 0 and target.grad[0, 3] == 0  # what has no pair keeps its score
+    assert apart.grad[0, 0] > 0 > apart.grad[0, 1]  # equation 4 does not detach the distance
+    sampled = torch.tensor([[0.3, 0.3, 0.3, 0.3]])
+    of_the_map = losses.score_map_loss(source, target, sampled, pairing)
+    squares = (0.25 + 0.09 + 0.04 + 0.36) / 4
+    assert of_the_map.item() == pytest.approx(merit + squares, abs=1e-6)
 
 
 def test_partners_earn_the_same_score_and_distances_stay_as_they_are():
@@ -351,3 +375,41 @@ def test_a_batch_costs_the_mean_of_its_parts():
         assert value.item() == pytest.approx(
             (parts[0][name].item() + parts[1][name].item()) / 2, abs=1e-5
         ), name
+
+
+class Copies(TorchDispatchMode):
+    """Notes each copy from one device to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            given = args[-1] if function is torch.ops.aten.copy_.default else args[0]
+            if isinstance(given, Tensor) and given.device != result.device:
+                self.found.append(str(function))
+        return result
+
+
+@pytest.mark.parametrize('recipe', ['v0', 'v4', 'half', 'small'])
+def test_a_step_never_waits_for_the_device(recipe):
+    """On a device without values: reading one is an error, and every copy to it is noted."""
+    config = override(
+        load_config(find_recipe(recipe)),
+        ['network.width=4', 'network.descriptor_size=16', 'compute.precision=float32'],
+    )
+    model = TrainingModel(config).to('meta')
+    optimizers = make_optimizers(model, config.optimizer)
+    images = torch.empty(4, 64, 80, 3, dtype=torch.uint8, device='meta')
+    matrices = torch.empty(2, 3, 3, device='meta')
+    with Copies() as copies:
+        loss, _ = model(images, matrices, 0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 40.0)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert copies.found == []
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        loss.item()

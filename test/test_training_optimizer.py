@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from kp2d_core.training.config import OptimizerConfig, TrainingConfig, override
+from kp2d_core.training.config import OptimizerConfig, TrainingConfig
 from kp2d_core.training.model import TrainingModel
 from kp2d_core.training.optimizer import Muon, is_kernel, make_optimizers, orthogonal
+from kp2d_core.training.recipes import override
 
 
 @pytest.mark.parametrize('shape', [(16, 144), (144, 16), (32, 32)])

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 
 from kp2d_core.networks import IONet
-from kp2d_core.training.config import TrainingConfig, override
+from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.losses import io_loss
 from kp2d_core.training.model import TrainingModel, halves
 from kp2d_core.training.optimizer import learning_rate, make_optimizers
 from kp2d_core.training.pairs import Batch, BatchStream, PairSource
 from kp2d_core.training.photographs import Photographs
+from kp2d_core.training.recipes import override
 
 STEPS = 120
 RECIPE = [

@@ -10,11 +10,7 @@ import pytest
 from skimage import data
 
 from kp2d_core.geometry import resize_matrix, warp_points
-from kp2d_core.training.config import (
-    OptimizerConfig,
-    PairsConfig,
-    TrainingConfig,
-)
+from kp2d_core.training.config import OptimizerConfig, PairsConfig, TrainingConfig
 from kp2d_core.training.pairs import (
     BatchStream,
     PairSource,
@@ -25,7 +21,7 @@ from kp2d_core.views.homography import HomographyConfig, sample_source_to_target
 from kp2d_core.views.pairs import make_pair, pixels_per_view_pixel, render, sample_target_view
 from kp2d_core.views.photometric import PhotometricConfig
 
-UNCHANGED = PhotometricConfig(0.0, (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
+UNCHANGED = PhotometricConfig((0, 0), (1,), (1, 1), (1, 1), (1, 1), 0.0, 0.0, 0.0)
 CROPS = PairsConfig(
     160,
     128,

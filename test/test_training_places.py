@@ -1,5 +1,7 @@
 """Losses of distinct, exact points: who owns a place, who is its partner, what is learnt."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,16 +9,19 @@ import torch
 from kp2d_core.architecture import Architecture
 from kp2d_core.networks import KeyPointNet, Maps
 from kp2d_core.networks.geometry import cell_centres, normalise, refine
-from kp2d_core.training.config import LossConfig, find_recipe, load_config, override
+from kp2d_core.training.config import LossConfig
 from kp2d_core.training.model import TrainingModel
 from kp2d_core.training.place_losses import (
     Lesson,
+    distinct,
     flatten_view,
     invert,
+    kept_points,
     nearest_point,
     one_of_each_block,
     place_loss,
 )
+from kp2d_core.training.recipes import find_recipe, load_config, override
 
 CELL = 4
 ROWS, COLUMNS = 8, 10
@@ -48,6 +53,64 @@ def test_the_nearest_point_is_that_of_a_cell_around():
 def test_a_cell_owns_what_lies_in_it_or_just_beyond(shift, owned):
     view = flatten_view(maps(shift), CELL, margin=1.0)
     assert view.owned.sum() == ((ROWS - 2) * (COLUMNS - 2) if owned else 0)
+
+
+def two_at_one_place() -> Maps:
+    """Cells (3, 4) and (3, 5) find points 2 px apart, the second with the higher score."""
+    found = maps()
+    points, scores = found.keypoints.clone(), found.scores.clone()
+    points[0, 0, 3, 4] += 1.0
+    points[0, 0, 3, 5] -= 1.0
+    scores[0, 0, 3, 4], scores[0, 0, 3, 5] = 0.8, 0.9
+    return found._replace(keypoints=points, scores=scores)
+
+
+def test_of_two_points_at_one_place_the_better_is_distinct():
+    view = flatten_view(two_at_one_place(), CELL, margin=1.0)
+    first = 3 * COLUMNS + 4
+    expected = torch.ones(1, ROWS * COLUMNS, dtype=torch.bool)
+    expected[0, first] = False
+    assert torch.equal(distinct(view, (ROWS, COLUMNS), 3.0), expected)
+
+
+def test_only_the_best_distinct_points_are_kept():
+    view = flatten_view(two_at_one_place(), CELL, margin=1.0)
+    best = replace(CONFIG, kept_share=1 / (ROWS * COLUMNS))
+    kept = kept_points(view, (ROWS, COLUMNS), best)[0]
+    assert (kept > 0).all(-1).nonzero().tolist() == [[3 * COLUMNS + 5]]
+
+
+def test_a_score_earns_nothing_where_the_partner_is_not_kept():
+    """Of equal views, all points are found again among all, but few among the best tenth."""
+    torch.manual_seed(0)
+    view = maps()
+    scores = torch.rand(view.scores.shape, generator=torch.Generator().manual_seed(1))
+    view = view._replace(scores=scores)
+    among = {
+        share: place_loss(view, view, torch.eye(3)[None], CELL, replace(CONFIG, kept_share=share))[
+            1
+        ]['found']
+        for share in (1.0, 0.1)
+    }
+    assert among[1.0] == 1.0
+    assert 0 < among[0.1] < 0.5
+
+
+def test_descriptors_of_better_points_weigh_more():
+    """Only the best points have their own descriptors: the more they weigh, the lower the loss."""
+    view = maps()
+    scores = torch.full_like(view.scores, 0.01)
+    scores[0, 0, 2:4, 4:6] = 0.99  # a block
+    descriptors = torch.ones_like(view.descriptors)
+    descriptors[0, ::2, 2:4, 4:6] = -1
+    view = view._replace(scores=scores, descriptors=descriptors / 4)
+    losses = [
+        place_loss(
+            view, view, torch.eye(3)[None], CELL, replace(CONFIG, descriptor_score_power=power)
+        )[1]['descriptor']
+        for power in (0.0, 1.0)
+    ]
+    assert losses[1] < 0.7 * losses[0]
 
 
 def test_one_of_each_block_is_the_best_or_a_random_one():

@@ -13,10 +13,11 @@ import torch
 from kp2d_core.benchmarks import training as bench
 from kp2d_core.benchmarks.plain import plain_loss
 from kp2d_core.threads import set_waiting
-from kp2d_core.training.config import TrainingConfig, override
+from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.model import TrainingModel, computing_type
 from kp2d_core.training.pairs import PairSource
 from kp2d_core.training.photographs import Photographs
+from kp2d_core.training.recipes import override
 
 
 def test_the_plain_way_computes_the_same_loss(photographs):

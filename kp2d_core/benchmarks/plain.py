@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL
 from kp2d_core.checkpoint import Checkpoint
@@ -15,7 +14,6 @@ from kp2d_core.networks.geometry import (
     inner_cells,
     normalise,
     sample_descriptors,
-    to_cells,
     to_grid,
 )
 from kp2d_core.runtimes.base import Outputs, with_sigmas
@@ -85,15 +83,9 @@ def image_loss(source: Maps, target: Maps, matrix: Tensor, model: TrainingModel)
     if valid.any():
         near = nearest[valid]
         loss = loss + config.location * near.mean()
-        merit = (source_scores[valid] + target_scores[partner[valid]]) / 2
-        loss = loss + config.score * (merit * (near - near.mean())).mean()
-    grid = to_grid(to_cells(warped.detach(), CELL), (rows, columns))
-    sampled = F.grid_sample(
-        target.scores, grid[None, :, None], padding_mode='border', align_corners=True
-    ).flatten()
-    if visible.any():
-        difference = source_scores[visible] - sampled[visible]
-        loss = loss + config.score * difference.square().mean()
+        first, second = source_scores[valid], target_scores[partner[valid]]
+        merit = (first + second) / 2 * (near - near.mean())
+        loss = loss + config.score * (merit + (first - second).square()).mean()
 
     anchors = sample_descriptors(source.descriptors, source_points[None].detach(), size)[0]
     positives = sample_descriptors(target.descriptors, warped[None].detach(), size)[0]

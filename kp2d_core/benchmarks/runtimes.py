@@ -19,8 +19,9 @@ from kp2d_core.benchmarks.process import start_up
 from kp2d_core.commands.arguments import positive, size
 from kp2d_core.evaluation.foreign_network import RUNTIMES
 from kp2d_core.export.source import PRECISIONS
+from kp2d_core.features import prepare
 from kp2d_core.files import atomic_write
-from kp2d_core.images import Image, Size, prepare, read_image, size_of
+from kp2d_core.images import Image, Size, read_image, size_of
 from kp2d_core.runtimes import available_runtimes
 from kp2d_core.threads import usable_cores
 

@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from kp2d_core.training.config import find_recipe, load_config
     from kp2d_core.training.model import computing_type
+    from kp2d_core.training.recipes import find_recipe, load_config
 
     config = find_recipe(args.config)
     recipe = load_config(config)  # a mistake in it is told here, not in a child
@@ -193,7 +193,7 @@ def our_training(settings: Settings) -> Callable[[], list[float]]:
 def load(settings: Settings, size: tuple[int, int], batch: int) -> TrainingConfig:
     import torch
 
-    from kp2d_core.training.config import load_config
+    from kp2d_core.training.recipes import load_config
 
     if settings.threads:
         torch.set_num_threads(settings.threads)

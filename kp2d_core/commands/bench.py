@@ -1,4 +1,4 @@
-"""kp2d bench: measure speed; of the runtimes unless something else is named."""
+"""kp2d bench: measure the speed of the runtimes, or what else is named."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from kp2d_core.commands.arguments import HelpFormatter
 SUBJECTS = {
     'runtimes': ('kp2d_core.benchmarks.runtimes', "runtimes, compared with the authors' code"),
     'train': ('kp2d_core.benchmarks.training', 'a training step'),
+    'ablation': ('kp2d_core.benchmarks.ablation', 'V0 to V4 of the paper, trained and compared'),
     'node': ('kp2d_ros.benchmark.node', 'the ROS node'),
 }
 
@@ -19,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     runtimes.add_arguments(parser)
     parser.set_defaults(measure=runtimes.run)
-    subjects = parser.add_subparsers(title='what to measure', metavar='[runtimes|train|node]')
+    subjects = parser.add_subparsers(
+        title='what to measure', metavar='[runtimes|train|ablation|node]'
+    )
     for name, (module_name, summary) in SUBJECTS.items():
         try:
             module = importlib.import_module(module_name)

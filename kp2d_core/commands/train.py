@@ -32,12 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         '--config',
         metavar='RECIPE',
-        help='small, fast, half, v0 to v4 (the variants of the paper), or a YAML file '
+        help='small, fast, half, v0 to v4 (the variants of the paper), v4-batch8, or a YAML file '
         '(default: small)',
     )
     recipe.add_argument(
         '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
         help='change a value of the recipe, such as optimizer.batch=4; may be repeated',
+    )  # fmt: skip
+    recipe.add_argument(
+        '--print-config', action='store_true',
+        help='print every value of the recipe with its meaning, as YAML, and exit',
     )  # fmt: skip
     recipe.add_argument(
         '--seed', type=whole_number(), help='random seed (default: that of the recipe)'
@@ -69,11 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     set_waiting()  # before torch is imported
-    from kp2d_core.training.config import find_recipe, load_config, override
     from kp2d_core.training.loop import STATE, Run, check_new, train
     from kp2d_core.training.photographs import find_entries
+    from kp2d_core.training.recipes import find_recipe, format_config, load_config, override
     from kp2d_core.training.state import read_state
 
+    known, validation = dict[str, Any](), args.val
     if args.resume:
         if args.config or args.init:
             raise ValueError(
@@ -81,15 +86,19 @@ def run(args: argparse.Namespace) -> int:
                 'change values with --set'
             )
         config, progress, _ = read_state(args.out / STATE)
-        data = data_of(args, progress.data)
+        known = progress.data
         validation = args.val or (Path(progress.validation) if progress.validation else None)
     else:
-        data, validation = data_of(args, {}), args.val
         config = load_config(find_recipe(args.config or 'small'))
-        check_new(args.out)
     config = override(config, args.assignments)
     if args.seed is not None:
         config = replace(config, seed=args.seed)
+    if args.print_config:
+        print(format_config(config), end='')
+        return 0
+    data = data_of(args, known)
+    if not args.resume:
+        check_new(args.out)
     return train(
         Run(
             config,

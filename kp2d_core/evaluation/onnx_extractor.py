@@ -31,9 +31,9 @@ from kp2d_core.checks import number, parse_yaml, shown, whole
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.foreign_network import RUNTIMES, Port, open_network
 from kp2d_core.evaluation.protocol import Extract
-from kp2d_core.features import Features, Float, unit_descriptors
+from kp2d_core.features import Features, Float, Placement, unit_descriptors
 from kp2d_core.files import read_text
-from kp2d_core.images import Image, Placement, Size, size_of
+from kp2d_core.images import Image, Size, size_of
 
 COORDINATES = ('pixels', 'normalised')
 

@@ -15,7 +15,8 @@ from kp2d_core.detector import KeypointDetector
 from kp2d_core.export.graph import build_graph
 from kp2d_core.export.quantization import LEVELS, Calibration, Ranges, quantized_layers
 from kp2d_core.export.source import Profile
-from kp2d_core.images import Image, prepare
+from kp2d_core.features import prepare
+from kp2d_core.images import Image
 
 BINS = 2048
 CALIBRATION_SIZE = (320, 240)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kp2d_core import architecture
 from kp2d_core.architecture import (
     CELL,
     INPUT_MEAN,
@@ -28,7 +27,14 @@ def normalise(images: Tensor) -> Tensor:
 
 def inner_cells(rows: int, columns: int, device: torch.device) -> Tensor:
     """(rows, columns) bool: all but the outermost ring, which has no keypoints."""
-    return torch.from_numpy(architecture.inner_cells(rows, columns)).to(device)
+    inner = torch.zeros(rows, columns, dtype=torch.bool, device=device)
+    inner[1:-1, 1:-1] = True
+    return inner
+
+
+def vector(x: float, y: float, like: Tensor) -> Tensor:
+    """(2,) on the device of `like`, made there: a copy from the CPU would wait for the GPU."""
+    return torch.stack([like.new_full((), x), like.new_full((), y)])
 
 
 def cell_centres(height: int, width: int, cell: int, like: Tensor) -> Tensor:
@@ -58,7 +64,7 @@ def decode_locations(offsets: Tensor, offset_range: float, cell: int = CELL) -> 
 def to_grid(points: Tensor, size: tuple[int, int]) -> Tensor:
     """Pixel coordinates (..., 2) of an image of (height, width) -> [-1, 1], corners at +-1."""
     height, width = size
-    half = points.new_tensor([(width - 1) / 2, (height - 1) / 2])
+    half = vector((width - 1) / 2, (height - 1) / 2, points)
     return points / half - 1
 
 
@@ -73,7 +79,7 @@ def sample(maps: Tensor, points: Tensor, size: tuple[int, int], *, pinned: bool 
         grid, padding = to_grid(points, size), 'zeros'
     else:
         height, width = size
-        grid, padding = (2 * points + 1) / points.new_tensor([width, height]) - 1, 'border'
+        grid, padding = (2 * points + 1) / vector(width, height, points) - 1, 'border'
     values = F.grid_sample(maps, grid[:, :, None], 'bilinear', padding, align_corners=pinned)
     return values[..., 0].transpose(1, 2)
 
@@ -96,7 +102,7 @@ def refine(saliency: Tensor, points: Tensor) -> Tensor:
     window = torch.cartesian_prod(steps, steps).flip(-1).to(points.dtype)  # (T, 2), x fastest
     offsets = (window[:, 1] * width + window[:, 0]).long()
     falloff = window.square().sum(-1) / (2 * REFINE_SPREAD**2)
-    last = points.new_tensor([width - 1, height - 1]) - REFINE_RADIUS
+    last = vector(width - 1, height - 1, points) - REFINE_RADIUS
     values = saliency.flatten(1)
     for _ in range(REFINE_STEPS):
         middle = points.detach().round().clamp_min(REFINE_RADIUS).minimum(last)

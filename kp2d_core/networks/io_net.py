@@ -1,4 +1,4 @@
-"""IO-Net (table 6 of the paper): is a pair of keypoints an inlier? Only used to train."""
+"""IO-Net (table 7 of the paper): is a pair of keypoints an inlier? Only used to train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KeyPointNet (table 5 of the paper), with the authors' parameter names."""
+"""KeyPointNet (table 6 of the paper), with the authors' parameter names."""
 
 from __future__ import annotations
 

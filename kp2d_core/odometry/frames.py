@@ -18,6 +18,7 @@ from kp2d_core.odometry.geometry import Bools, Ints, Matrix, transform
 from kp2d_core.odometry.pose import Sight
 
 FEWEST = 4096  # points that there is room for
+LEAST_SIGMA = 0.7  # px: calibration, shutter and old points have errors that no network knows of
 COLUMNS = ('positions', 'descriptors', 'alive', 'born', 'expected', 'found', 'seen_before')
 
 
@@ -53,11 +54,14 @@ class Frame:
     index: int
     stamp: float
     features: Features
-    seen: Matrix  # (N, 2) x / z, y / z without distortion
+    seen: Matrix  # (N, 2) x / z, y / z without distortion, as if all rows were exposed at once
+    raw: Matrix  # (N, 2) the same as each row was exposed
+    late: Matrix  # (N,) when, as a share of the readout: -0.5 in the first row, 0.5 in the last
     weight: Matrix  # (N,) 1 / standard deviation of `seen`
     camera: Ints  # (N,)
     pose: Matrix  # (4, 4) from the world
     points: Ints  # (N,) point of the map, -1: none
+    spin: Matrix  # (3,) rad/s about the axes of the frame
 
     def __len__(self) -> int:
         return len(self.seen)
@@ -65,7 +69,8 @@ class Frame:
     def strip(self) -> None:
         """Keep nothing but the pose."""
         self.features = self.features[np.empty(0, np.intp)]
-        self.seen, self.weight = np.empty((0, 2)), np.empty(0)
+        self.seen, self.raw = np.empty((0, 2)), np.empty((0, 2))
+        self.weight, self.late = np.empty(0), np.empty(0)
         self.camera, self.points = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
@@ -85,38 +90,48 @@ class Sights:
 
     placed: Placed
     seen: Matrix
+    raw: Matrix
+    late: Matrix
     weight: Matrix
     camera: Ints
     points: Ints  # of the map, -1: gone
+    spin: Matrix  # the frame's own array: it gets more accurate with the frame after it
 
     @staticmethod
     def of(frame: Frame, placed: Placed) -> Sights:
         rows = np.flatnonzero(frame.points >= 0)
         return Sights(
-            placed, frame.seen[rows], frame.weight[rows], frame.camera[rows], frame.points[rows]
-        )
+            placed, frame.seen[rows], frame.raw[rows], frame.late[rows], frame.weight[rows],
+            frame.camera[rows], frame.points[rows], frame.spin,
+        )  # fmt: skip
 
 
 def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int) -> Frame:
     """Without a pose yet."""
-    kept, seen, camera = [], [], []
+    kept, seen, late, camera = [], [], [], []
     for number, found in enumerate(features):
         bearings = rig.rays(number, found.keypoints)
         placed = np.flatnonzero(np.isfinite(bearings).all(axis=1))
         kept.append(found[placed])
         seen.append(bearings[placed])
+        height = rig.cameras[number].height
+        late.append(found.keypoints[placed, 1].astype(np.float64) / height - 0.5)
         camera.append(np.full(len(placed), number))
     together = join_features(kept)
-    weight = rig.focal / np.maximum(together.sigma.astype(np.float64), 1e-3)
+    weight = rig.focal / np.maximum(together.sigma.astype(np.float64), LEAST_SIGMA)
+    raw = np.concatenate(seen)
     return Frame(
         index,
         stamp,
         together,
-        np.concatenate(seen),
+        raw.copy(),
+        raw,
+        np.concatenate(late),
         weight,
         np.concatenate(camera).astype(np.int64),
         np.eye(4),
         np.full(len(together), -1, np.int64),
+        np.zeros(3),
     )
 
 

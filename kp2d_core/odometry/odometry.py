@@ -19,9 +19,10 @@ from kp2d_core.odometry.loops import adjust_all, close_loops, find_loops, join_m
 from kp2d_core.odometry.mapping import add_keyframe, adjust_frames, depth_of
 from kp2d_core.odometry.retrieval import Retrieval
 from kp2d_core.odometry.settings import Settings
+from kp2d_core.odometry.shutter import Shutter, straighten
 from kp2d_core.odometry.start import Starter, start_from_rig
 from kp2d_core.odometry.thinning import inherited, thin_out
-from kp2d_core.odometry.tracking import Fit, relocalise, settle_placed, track
+from kp2d_core.odometry.tracking import Fit, relocalise, resettle, settle_placed, track
 from kp2d_core.threads import one_blas_thread
 
 MOST_PLACED = 100_000  # frames whose poses are kept: an hour; beyond, every second of old ones
@@ -94,6 +95,7 @@ class Odometry:
         self._last: Frame | None = None  # the last frame with a pose
         self._motion = np.eye(4)  # of the last frame from the one before
         self._most = 0  # points that a frame saw since the last keyframe
+        self.shutter = Shutter(self.settings.readout)
         self._beside: dict[int, list[Placed]] = {}  # by the keyframe's number, while it finishes
 
     def _new_starter(self) -> Starter:
@@ -116,8 +118,12 @@ class Odometry:
             return self._start(frame, State.STARTING)
         if self._lost_for == 0 and self._last is not None:
             guess = self._motion @ self._last.pose
+            self.shutter.expect(self.rig, frame, self._last)
             fit = track(self.world, frame, self._last, guess, self.settings, self._random)
             if fit is not None:
+                frame.pose = fit.pose
+                if self.shutter.follow(self.world, self._last, frame):
+                    fit = resettle(self.world, frame, fit, self.settings)
                 self._motion = fit.pose @ invert(self._last.pose)
                 return self._go_on(frame, fit, State.TRACKING)
         return self._search(frame)
@@ -166,6 +172,7 @@ class Odometry:
         before = frames[-2].pose if len(frames) > 1 else frame.pose
         self._motion = frame.pose @ invert(before)
         self._lost_for = self._most = 0
+        self.shutter.forget_motion()
         self._place(frame, frame)
         self._last = frame
         inliers = int((frame.points >= 0).sum())
@@ -194,6 +201,7 @@ class Odometry:
         self._lost_for = 0
         keyframe = self._is_keyframe(world, frame)
         if keyframe:
+            self.shutter.update(self.rig, [*world.keyframes, frame])
             add_keyframe(world, frame, self.settings)
             self._remember(world, frame)
             self._most = 0
@@ -254,9 +262,14 @@ class Odometry:
             waiting = self.world.waiting
             waiting.append(Sights.of(frame, placed))
             if len(waiting) > SETTLED_AFTER:
-                settle_placed(self.world, waiting.popleft(), self.settings)
+                self._settle(self.world, waiting.popleft())
         if len(self.placed) > MOST_PLACED:
             self.placed[: MOST_PLACED // 2] = self.placed[: MOST_PLACED // 2 : 2]
+
+    def _settle(self, world: Map, sights: Sights) -> None:
+        if self.shutter.readout:
+            straighten(self.rig, sights, self.shutter.readout)
+        settle_placed(world, sights, self.settings)
 
     # After a loss
 
@@ -273,6 +286,7 @@ class Odometry:
             fit = relocalise(world, frame, [keyframe], self.settings, self._random)
             if fit is not None:
                 self.world, self._motion = world, np.eye(4)
+                self.shutter.forget_motion()
                 self._starter = self._new_starter()
                 return self._go_on(frame, fit, State.RELOCALISED)
         if self._lost_for > self.settings.patience:
@@ -320,6 +334,8 @@ class Odometry:
         if loops:
             self._join_maps()
         for world in self.maps:
+            if self.shutter.readout:
+                self.shutter.correct(world, *self.trajectory(world.number))
             found = find_loops(world, world, self.settings, self._random) if loops else []
             closed += len(found)
             if found:
@@ -327,7 +343,7 @@ class Odometry:
             else:
                 adjust_all(world, self.settings)
             while world.waiting:
-                settle_placed(world, world.waiting.popleft(), self.settings)
+                self._settle(world, world.waiting.popleft())
         self._beside.clear()
         if self.world is not None:
             self._last, self._lost_for = None, 1

@@ -48,7 +48,7 @@ def refine(sight: Sight, pose: Matrix, steps: int = 10, threshold: float = 2.0) 
         return pose
     for _ in range(steps):
         body = sight.points @ pose[:3, :3].T + pose[:3, 3]
-        jacobian, off, ahead = _slopes(sight, body)
+        jacobian, off, ahead = slopes(sight, body)
         squared = off[0] ** 2 + off[1] ** 2
         robust = np.where(ahead, 1 / (1 + squared / threshold**2), 0.0)
         weighted = (jacobian * robust).reshape(6, -1)
@@ -63,7 +63,7 @@ def refine(sight: Sight, pose: Matrix, steps: int = 10, threshold: float = 2.0) 
     return pose
 
 
-def _slopes(sight: Sight, body: Matrix) -> tuple[Matrix, Matrix, Bools]:
+def slopes(sight: Sight, body: Matrix) -> tuple[Matrix, Matrix, Bools]:
     """(6, 2, N) by translation and rotation; (2, N) residuals; (N,) which are ahead."""
     eye = body
     if len(sight.mount):

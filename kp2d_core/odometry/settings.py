@@ -17,6 +17,9 @@ class Settings:
     outlier: float = 2.5  # beyond it an observation is dropped
     robust: float = 1.5  # beyond it an observation counts less and less
 
+    # s from the first row of an image to the last; 0: a global shutter; None: is estimated
+    readout: float | None = None
+
     # The start.
     start_shift: float = 16.0  # px that the points have moved in the median before it is tried
     start_points: int = 60  # that both views must see well

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -111,6 +111,20 @@ def settle(world: Map, frame: Frame, points: Ints, pose: Matrix, settings: Setti
         return None
     reprojection = float(np.sqrt((off[good] ** 2).mean() / 2))
     return Fit(pose, rows[good], numbers[good], len(good), expected, reprojection)
+
+
+def resettle(world: Map, frame: Frame, fit: Fit, settings: Settings) -> Fit:
+    """The pose once more, of the same observations, where `seen` has changed a little."""
+    sight = world.sight(frame, fit.rows, fit.numbers)
+    pose = refine(sight, fit.pose, threshold=settings.robust)
+    off = distances(sight, pose)
+    good = off < settings.outlier
+    if not trusted(int(good.sum()), len(good), settings):
+        return fit
+    reprojection = float(np.sqrt((off[good] ** 2).mean() / 2))
+    return replace(
+        fit, pose=pose, rows=fit.rows[good], numbers=fit.numbers[good], reprojection=reprojection
+    )
 
 
 def settle_placed(world: Map, sights: Sights, settings: Settings) -> None:

@@ -7,10 +7,10 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import cv2
 import numpy as np
@@ -21,9 +21,9 @@ from kp2d_core.export.source import ModelSource, Profile
 from kp2d_core.images import Size
 
 Array = NDArray[np.float32]
-# Runs one compiled graph: uint8 images of the profile's shape in, the graph's outputs in the order
-# of `ModelSource.outputs`, which stay valid, out.
-Compiled = Callable[[NDArray[np.uint8]], Sequence[Array]]
+# Runs one compiled graph: uint8 images of the profile's shape in; out come the graph's outputs,
+# which stay valid, in the order of `ModelSource.outputs`.
+Compiled = Callable[[NDArray[np.uint8]], Mapping[Any, Array]]
 
 SIGMA = 1.0  # px, of keypoints whose network says nothing of it
 KEPT = 8  # compiled profiles (two sizes of images at four scales), the oldest goes first
@@ -94,6 +94,7 @@ class CompiledRuntime(ABC):
         if source.fixed is not None:
             self.fixed_size = (source.fixed.width, source.fixed.height)
         self._compiled: OrderedDict[Profile, Compiled] = OrderedDict()
+        self._profiles: dict[tuple[tuple[int, ...], int], Profile] = {}  # of shape and top_k
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -102,11 +103,13 @@ class CompiledRuntime(ABC):
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
         """From any thread: they wait for each other where the runtime cannot do both at once."""
-        profile = self.source.profile(images.shape, top_k, self.most_keypoints)
+        asked = images.shape, top_k
+        profile = self._profiles.get(asked) or self.source.profile(*asked, self.most_keypoints)
         images = _in_colour_of(profile, images)
         try:
             with self._lock:
                 profile, compiled = self._get(profile)
+                self._profiles[asked] = profile
                 outputs = None if self.parallel else _run(compiled, profile, images)
             outputs = outputs or _run(compiled, profile, images)
             self._check(outputs, (len(images), profile.top_k))
@@ -139,7 +142,7 @@ class CompiledRuntime(ABC):
 
     def _get(self, profile: Profile) -> tuple[Profile, Compiled]:
         """A compiled graph that gives at least what is wanted, kept for the next time."""
-        serving = self._serving(profile)
+        serving = profile if profile in self._compiled else self._serving(profile)
         if serving is None:
             self._keep(profile, self.compile(self.source.graph_for(profile), profile))
             serving = profile
@@ -161,6 +164,7 @@ class CompiledRuntime(ABC):
             if each.sizes == profile.sizes:
                 del self._compiled[each]
         self._compiled[profile] = compiled
+        self._profiles.clear()
         while too_many(self._compiled):
             self._compiled.popitem(last=False)
         give_back_memory()
@@ -192,13 +196,16 @@ def too_many(profiles: Collection[Profile]) -> bool:
 
 def _run(compiled: Compiled, profile: Profile, images: NDArray[np.uint8]) -> Outputs:
     if profile.batch in (None, len(images)):
-        return with_sigmas(compiled(images))
+        return with_sigmas(compiled(images).values())
     return with_sigmas(_in_parts(compiled, images, profile.batch or 1))
 
 
 def with_sigmas(outputs: Iterable[Array]) -> Outputs:
     """Outputs of a graph that may have no sigmas."""
-    keypoints, scores, descriptors, *sigmas = outputs
+    values = [*outputs]
+    if len(values) < 3:
+        raise RuntimeError(f'it has {len(values)} outputs instead of 3 or 4')
+    keypoints, scores, descriptors, *sigmas = values
     return Outputs(
         keypoints, scores, descriptors, sigmas[0] if sigmas else np.full_like(scores, SIGMA)
     )
@@ -206,7 +213,7 @@ def with_sigmas(outputs: Iterable[Array]) -> Outputs:
 
 def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Gray for a mono graph, RGB for the others; an exported graph takes only one of them."""
-    if images.shape[-1] == profile.channels:
+    if (images.shape[-1] == 1) == profile.mono:
         return images
     if not profile.mono:
         return np.repeat(images, 3, axis=-1)
@@ -216,5 +223,5 @@ def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uin
 def _in_parts(compiled: Compiled, images: NDArray[np.uint8], batch: int) -> list[Array]:
     """Run a graph of fixed batch size as often as needed; fill up the last batch."""
     filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % batch, axis=0)])
-    parts = [compiled(filled[i : i + batch]) for i in range(0, len(filled), batch)]
+    parts = [compiled(filled[i : i + batch]).values() for i in range(0, len(filled), batch)]
     return [np.concatenate(output)[: len(images)] for output in zip(*parts, strict=True)]

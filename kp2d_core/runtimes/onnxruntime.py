@@ -33,9 +33,9 @@ class OnnxRuntime(CompiledRuntime):
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         session = onnxruntime.InferenceSession(graph, self.options, providers=self.providers)
 
-        def run(images: NDArray[np.uint8]) -> list[Array]:
-            outputs: list[Array] = session.run(self.source.outputs, {'image': images})
-            return outputs
+        def run(images: NDArray[np.uint8]) -> dict[str, Array]:
+            names = self.source.outputs
+            return dict(zip(names, session.run(names, {'image': images}), strict=True))
 
         return run
 

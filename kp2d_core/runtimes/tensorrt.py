@@ -87,25 +87,27 @@ class EngineRun:
             'descriptors': (batch, top_k, source.architecture.descriptor_size),
             'sigmas': (batch, top_k),
         }
-        self.outputs = [memory.buffer(shapes[name], np.float32) for name in source.outputs]
+        self.names = source.outputs
+        self.outputs = [memory.buffer(shapes[name], np.float32) for name in self.names]
         self.context.set_tensor_address('image', self.image.address)
-        for name, buffer in zip(source.outputs, self.outputs, strict=True):
+        for name, buffer in zip(self.names, self.outputs, strict=True):
             self.context.set_tensor_address(name, buffer.address)
         self.launch = self.enqueue
         if profile.batch is not None:
             self.launch = self.captured()
 
-    def __call__(self, images: NDArray[np.uint8]) -> list[Array]:
+    def __call__(self, images: NDArray[np.uint8]) -> dict[str, Array]:
         count = len(images)
         if count > len(self.image.host):  # only with a dynamic batch
             parts = [self(images[i : i + MAXIMUM_BATCH]) for i in range(0, count, MAXIMUM_BATCH)]
-            return [np.concatenate(output) for output in zip(*parts, strict=True)]
+            return {name: np.concatenate([part[name] for part in parts]) for name in self.names}
         if self.profile.batch is None:
             self.context.set_input_shape('image', images.shape)
         np.copyto(self.image.host[:count], images)
         self.launch()
         self.memory.synchronize()
-        return [buffer.host[:count].copy() for buffer in self.outputs]
+        outputs = [buffer.host[:count].copy() for buffer in self.outputs]
+        return dict(zip(self.names, outputs, strict=True))
 
     def enqueue(self) -> None:
         self.memory.upload(self.image)

@@ -1,61 +1,65 @@
-"""What a training run is made of: dataclasses, read from YAML, changed by `--set a.b=c`.
+"""Every setting of a training run: its type, its meaning, and the paper's value as its default.
 
-The defaults are the paper's. What each value means stands in config/train/*.yaml, which give all.
+Recipes (config/train/*.yaml) give only what they change; `kp2d train --print-config` prints all.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import types
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from kp2d_core.architecture import CELL, Architecture
-from kp2d_core.checks import MOST, number, parse_yaml, shown, whole
-from kp2d_core.errors import FileError
-from kp2d_core.files import read_text
+from kp2d_core.checks import setting
 from kp2d_core.views.homography import HomographyConfig
 from kp2d_core.views.pairs import MILD, Framing
 from kp2d_core.views.photometric import PhotometricConfig
 
 Range = tuple[float, float]
-LARGEST = 1e9  # of any number in a recipe
 Schedule = tuple[tuple[int, float], ...]  # [step, value] points, straight lines between
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    variant: str = 'v4'
-    width: int = 32
-    descriptor_size: int = 256
-    cross_border: bool = True
-    upsample: bool = True
-    cell: int = CELL
-    context: bool = False
-    saliency: int = 0
-    stem: int = 1
-    dropout: float = 0.2
+    variant: str = setting('v4', 'name of the network')
+    width: int = setting(32, 'channels of the first block; each further block doubles them')
+    descriptor_size: int = setting(256, 'numbers in a descriptor')
+    cross_border: bool = setting(
+        True, 'true: keypoints up to 7 px from the centre of their cell; false: 3.5 px'
+    )
+    upsample: bool = setting(True, 'true: descriptors at 1/4 of the resolution; false: 1/8')
+    cell: int = setting(CELL, 'one keypoint per 8x8 pixels; 4: smaller cells, one decoder')
+    context: bool = setting(False, 'true: a fifth block at 1/16 of the resolution')
+    saliency: int = setting(
+        0, 'channels of the stage that refines locations at full resolution; 0: no refinement'
+    )
+    stem: int = setting(1, '2: the first block runs at half the resolution')
+    dropout: float = setting(0.2, 'share of dropped channels')
+    dropout_from: int = setting(0, 'first step with dropout')
 
     def architecture(self) -> Architecture:
         values = asdict(self)
-        del values['dropout']
+        del values['dropout'], values['dropout_from']
         return Architecture.from_dict(values)
 
 
 @dataclass(frozen=True)
 class PairsConfig:
-    width: int = 320
-    height: int = 240
-    framing: Literal['whole', 'crop'] = 'whole'
-    short_side: Range = (240.0, 240.0)
-    flip: float = 0.0
-    swap: float = 0.0
-    strong: HomographyConfig = field(default_factory=HomographyConfig)
-    mild: HomographyConfig = MILD
-    mild_share: Schedule = ((0, 0.0),)
-    strength: Schedule = ((0, 1.0),)
+    width: int = setting(320, 'size of the views in pixels')
+    height: int = setting(240, '')
+    framing: Literal['whole', 'crop'] = setting(
+        'whole', 'whole: resize the photograph to the view; crop: cut views out at random scales'
+    )
+    short_side: Range = setting(
+        (240.0, 240.0), 'for crop: shorter side of the photograph in the finer view, in pixels'
+    )
+    flip: float = setting(0.0, 'share of mirrored photographs')
+    swap: float = setting(0.0, 'share of pairs with source and target exchanged')
+    strong: HomographyConfig = setting(HomographyConfig(), 'homographies from source to target')
+    mild: HomographyConfig = setting(MILD, 'small homographies, mixed in')
+    mild_share: Schedule = setting(((0, 0.0),), 'share of mild pairs as [step, share] points')
+    strength: Schedule = setting(
+        ((0, 1.0),), 'share of the rotation and stretch of strong, as [step, share] points'
+    )
 
     def __post_init__(self) -> None:
         if self.width % CELL or self.height % CELL or min(self.width, self.height) < 4 * CELL:
@@ -75,33 +79,63 @@ class PairsConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    kind: Literal['paper', 'places'] = 'paper'
-    location: float = 1.0
-    location_score_power: float = 0.0
-    descriptor: Literal['triplet', 'infonce', 'none'] = 'triplet'
-    descriptor_weight: float = 2.0
-    infonce_steps: int = 0
-    score: float = 1.0
-    score_of: Literal['map', 'partner'] = 'map'
-    reliability: float = 0.0
-    io: float = 1.0
-    match_distance: float = 4.0
-    margin: float = 0.2
-    relaxation: float = 8.0
-    temperature: float = 0.07
-    io_points: int = 300
-    # Of kind places:
-    coarse: float = 0.5
-    found_distance: float = 1.5
-    own_margin: float = 1.0
-    agreement: float = 1.0
-    sigma: float = 0.1
-    teacher: str = ''
-    teaching: float = 1.0
+    kind: Literal['paper', 'places'] = setting(
+        'paper', 'paper: losses.py; places: distinct points, calibrated scores (place_losses.py)'
+    )
+    location: float = setting(1.0, "weight, the paper's alpha")
+    location_score_power: float = setting(
+        0.0, 'weight points by their (detached) score to this power; 0: equal weights'
+    )
+    descriptor: Literal['triplet', 'infonce', 'none'] = setting(
+        'triplet', 'triplet: hardest negative, the paper; infonce: softmax cross-entropy; none'
+    )
+    descriptor_weight: float = setting(2.0, "weight, the paper's beta")
+    descriptor_score_power: float = setting(
+        0.0, 'places: weight descriptors by their (detached) score to this power; 0: equal weights'
+    )
+    infonce_steps: int = setting(0, 'use infonce for this many steps before the triplet loss')
+    score: float = setting(1.0, "weight, the paper's lambda")
+    score_of: Literal['pair', 'map', 'partner'] = setting(
+        'pair',
+        'compare a score with: pair: that of the paired point (equation 4); map: the score map '
+        "there (the authors' code); partner: as pair, and points without a pair lose score",
+    )
+    reliability: float = setting(0.0, 'weight: points with distinctive descriptors gain score')
+    io: float = setting(1.0, 'weight of the loss of IO-Net; 0: off')
+    match_distance: float = setting(
+        4.0, "two points within this many pixels are a pair: the paper's epsilon"
+    )
+    margin: float = setting(0.2, 'margin of the triplet loss')
+    relaxation: float = setting(8.0, 'no negatives within this many pixels of a point')
+    temperature: float = setting(0.07, 'temperature of InfoNCE')
+    io_points: int = setting(300, 'IO-Net sees this many points per view, the lowest scores')
+    coarse: float = setting(
+        0.5, 'places: weight: distance of a point to its partner before the refinement'
+    )
+    found_distance: float = setting(
+        1.5, 'places: a point counts as found again within this many pixels'
+    )
+    kept_share: float = setting(
+        1.0, 'places: found again among this share of the points, each place once; 1: among all'
+    )
+    copy_distance: float = setting(
+        3.0, 'places: of two points within this many pixels, the better is kept and found'
+    )
+    own_margin: float = setting(
+        1.0, 'places: a cell owns points up to this many pixels outside its border'
+    )
+    agreement: float = setting(1.0, 'places: weight: both views give the same score to a point')
+    sigma: float = setting(0.1, 'places: weight: sigma predicts the error of the location')
+    teacher: str = setting('', 'places: model whose descriptors teach these, such as small')
+    teaching: float = setting(
+        1.0, 'places: weight: similarities of descriptors follow those of the teacher'
+    )
 
     def __post_init__(self) -> None:
         if self.teacher and self.kind != 'places':
             raise ValueError('loss.teacher needs loss.kind places')
+        if not 0 < self.kept_share <= 1:
+            raise ValueError(f'loss.kept_share must be above 0, at most 1, got {self.kept_share}')
         if not self.temperature > 0:
             raise ValueError(f'loss.temperature must be above 0, got {self.temperature}')
         if self.io_points < 2:
@@ -110,34 +144,49 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    kind: Literal['adam', 'muon'] = 'adam'
-    batch: int = 8
-    learning_rate: float = 1e-3
-    kernel_rate: float = 8e-3
-    schedule: Literal['constant', 'halve', 'cosine'] = 'halve'
-    halve_at: float = 0.8
-    final_share: float = 0.01
-    warmup_steps: int = 0
-    gradient_clip: float = 0.0
-    epochs: float = 50.0
-    steps: int = 0
-    ema: float = 0.0
+    kind: Literal['adam', 'muon'] = setting(
+        'adam', 'adam, the paper; muon: orthogonal steps for convolution kernels'
+    )
+    batch: int = setting(8, 'pairs per step, over all processes')
+    learning_rate: float = setting(1e-3, 'learning rate of Adam')
+    reference_batch: int = setting(
+        0, 'pairs per step that the rate is for: it changes with the square root of batch; 0: not'
+    )
+    kernel_rate: float = setting(8e-3, 'for muon: learning rate of the convolution kernels')
+    schedule: Literal['constant', 'halve', 'cosine'] = setting(
+        'halve', 'halve: once, at halve_at; cosine: down to final_share; constant'
+    )
+    halve_at: float = setting(0.8, 'share of the run: epoch 40 of 50')
+    final_share: float = setting(0.01, 'share of the learning rate at the end of a cosine')
+    warmup_steps: int = setting(0, 'the learning rate rises during these steps')
+    gradient_clip: float = setting(0.0, 'clip the gradient to this norm; 0: off')
+    epochs: float = setting(50.0, 'used without steps, --steps and --minutes')
+    steps: int = setting(0, 'used without --steps and --minutes; 0: epochs')
+    ema: float = setting(
+        0.0, 'decay of the moving average of the weights, which is validated and saved; 0: off'
+    )
 
     def __post_init__(self) -> None:
         for name in ('batch', 'learning_rate', 'kernel_rate'):
             if not getattr(self, name) > 0:
                 raise ValueError(f'optimizer.{name} must be above 0, got {getattr(self, name)}')
+        if self.reference_batch < 0:
+            raise ValueError(
+                f'optimizer.reference_batch must be 0 or more, got {self.reference_batch}'
+            )
 
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    device: str = 'auto'
-    threads: int = 0
-    workers: int = 1
-    cache_gb: float = 2.0
-    channels_last: bool = True
-    precision: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'float32'
-    compile: bool = False
+    device: str = setting('auto', 'auto: cuda if available; or cpu, cuda, cuda:1')
+    threads: int = setting(0, 'CPU threads; 0: all cores')
+    workers: int = setting(2, 'threads that make pairs')
+    cache_gb: float = setting(2.0, 'cache of decoded photographs')
+    channels_last: bool = setting(True, 'memory order of images and weights')
+    precision: Literal['auto', 'float32', 'bfloat16', 'float16'] = setting(
+        'float32', 'auto: bfloat16 if the processor or GPU supports it, else float32'
+    )
+    compile: bool = setting(False, 'torch.compile: takes minutes at the start')
 
     def __post_init__(self) -> None:
         for name in ('threads', 'workers'):
@@ -147,11 +196,11 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    log_every: int = 20
-    validate_every: int = 500
-    validation_photographs: int = 64
-    pictures: int = 2
-    checkpoint_minutes: float = 5.0
+    log_every: int = setting(20, 'steps')
+    validate_every: int = setting(2000, 'steps')
+    validation_photographs: int = setting(64, 'photographs held out for validation without --val')
+    pictures: int = setting(2, 'pairs drawn for TensorBoard at each validation')
+    checkpoint_minutes: float = setting(5.0, 'minutes from one saved state to the next')
 
     def __post_init__(self) -> None:
         leasts = {'log_every': 1, 'validate_every': 1, 'validation_photographs': 0}
@@ -164,14 +213,16 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    pairs: PairsConfig = field(default_factory=PairsConfig)
-    photometric: PhotometricConfig = field(default_factory=PhotometricConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
-    seed: int = 42
+    network: NetworkConfig = setting(NetworkConfig(), '')
+    pairs: PairsConfig = setting(PairsConfig(), '')
+    photometric: PhotometricConfig = setting(
+        PhotometricConfig(), 'drawn separately for each view, but for shuffle and gray'
+    )
+    loss: LossConfig = setting(LossConfig(), '')
+    optimizer: OptimizerConfig = setting(OptimizerConfig(), '')
+    compute: ComputeConfig = setting(ComputeConfig(), '')
+    report: ReportConfig = setting(ReportConfig(), '')
+    seed: int = setting(42, 'of weights, pairs and their order')
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -179,132 +230,3 @@ class TrainingConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def load_config(path: str | Path) -> TrainingConfig:
-    """Read a YAML file; a value that it does not give is the paper's."""
-    try:
-        return config_from_dict(parse_yaml(read_text(path)) or {})
-    except ValueError as error:
-        raise FileError(f'{path} cannot be used: {error}') from error
-
-
-def config_from_dict(values: Any) -> TrainingConfig:
-    config: TrainingConfig = _build(TrainingConfig, values, '')
-    return config
-
-
-def override(config: TrainingConfig, assignments: list[str]) -> TrainingConfig:
-    """Apply assignments such as 'loss.descriptor=infonce', in order."""
-    for assignment in assignments:
-        name, equals, text = assignment.partition('=')
-        if not equals:
-            raise ValueError(f"'{assignment}' is not like loss.descriptor=infonce")
-        try:
-            value = parse_yaml(text)
-        except ValueError as error:
-            raise ValueError(f'{shown(text)} is not a value for {name}: {error}') from None
-        config = _assign(config, name.strip().split('.'), value, '')
-    return config
-
-
-def _assign(config: Any, names: list[str], value: Any, prefix: str) -> Any:
-    first, rest = names[0], names[1:]
-    hints = get_type_hints(type(config))
-    path = f'{prefix}{first}'
-    if first not in hints:
-        raise ValueError(_unknown(path, list(hints)))
-    if rest:
-        part = getattr(config, first)
-        if not is_dataclass(part):
-            raise ValueError(f'{path} is a value, it has no {".".join(rest)}')
-        return replace(config, **{first: _assign(part, rest, value, f'{path}.')})
-    return replace(config, **{first: _build(hints[first], value, path)})
-
-
-def _build(wanted: Any, value: Any, path: str) -> Any:
-    """`value` as the wanted type, or a ValueError that names the setting."""
-    if is_dataclass(wanted):
-        if not isinstance(value, dict):
-            raise ValueError(f'{path or "the configuration"} must be a group of settings')
-        hints = get_type_hints(wanted)
-        prefix = f'{path}.' if path else ''
-        for name in value:
-            if name not in hints:
-                raise ValueError(_unknown(f'{prefix}{name}', list(hints)))
-        built = {name: _build(hints[name], v, f'{prefix}{name}') for name, v in value.items()}
-        return wanted(**built)  # type: ignore[operator]
-    origin = get_origin(wanted)
-    if origin is Literal:
-        if value not in get_args(wanted):
-            choices = ', '.join(map(str, get_args(wanted)))
-            raise ValueError(f'{path} must be one of {choices}, got {shown(value)}')
-        return value
-    if origin is tuple:
-        return _build_tuple(get_args(wanted), value, path)
-    if origin in (Union, types.UnionType):
-        return None if value is None else _build(get_args(wanted)[0], value, path)
-    if wanted is float and isinstance(value, str):
-        value = _number(value)  # YAML 1.1 reads 1e-3 as text
-    if wanted is float:
-        return number(value, path, least=-LARGEST, most=LARGEST)
-    if wanted is int:
-        return whole(value, path, least=-MOST)
-    if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
-        raise ValueError(f'{path} must be {_NAMES[wanted]}, got {shown(value)}')
-    return value
-
-
-def _build_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f'{path} must be a list, got {shown(value)}')
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_build(kinds[0], item, f'{path}[{i}]') for i, item in enumerate(value))
-    if len(value) != len(kinds):
-        raise ValueError(f'{path} must have {len(kinds)} values, got {shown(value)}')
-    return tuple(
-        _build(kind, item, f'{path}[{i}]')
-        for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
-    )
-
-
-_NAMES = {bool: 'true or false', str: 'text'}
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _unknown(path: str, known: list[str]) -> str:
-    return f"there is no setting '{path}', only {', '.join(known)}"
-
-
-def find_recipe(name_or_path: str | Path) -> Path:
-    """The file of a name such as 'small', or the path itself."""
-    path = Path(name_or_path).expanduser()
-    if path.is_file():
-        return path
-    known = shipped_recipes()
-    if str(name_or_path) in known:
-        return known[str(name_or_path)]
-    if path.suffix or len(path.parts) > 1:
-        raise FileError(f'there is no file {path}')
-    raise FileError(
-        f"there is no recipe '{name_or_path}': give a YAML file, or one of "
-        f'{", ".join(known) or "none"}'
-    )
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """By name: those of the source tree, or where colcon or pip installed them."""
-    prefixes = [*os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep), sys.prefix]
-    folders = [Path(__file__).parents[2] / 'config' / 'train']
-    folders += [Path(p) / 'share' / 'kp2d_ros' / 'config' / 'train' for p in prefixes if p]
-    for folder in folders:
-        found = {path.stem: path for path in sorted(folder.glob('*.yaml'))}
-        if found:
-            return found
-    return {}

@@ -25,10 +25,9 @@ class Processes:
         """The first process's time, and whether any wants to stop: all must do the same step."""
         if self.count == 1:
             return seconds, stop
+        # On the CPU, so that nothing waits for the GPU.
         message = torch.tensor(
-            [seconds if self.rank == 0 else 0.0, float(stop)],
-            dtype=torch.float64,
-            device=self.device,
+            [seconds if self.rank == 0 else 0.0, float(stop)], dtype=torch.float64
         )
         dist.all_reduce(message)
         return message[0].item(), message[1].item() > 0
@@ -37,7 +36,7 @@ class Processes:
         """Tell whether the condition holds in every process."""
         if self.count == 1:
             return flag
-        message = torch.tensor([float(not flag)], device=self.device)
+        message = torch.tensor([float(not flag)])
         dist.all_reduce(message)
         return message.item() == 0
 
@@ -51,15 +50,26 @@ class Processes:
             dist.broadcast(whole, 0)
             tensor.copy_(whole)
 
+    def parallel(self, module: nn.Module) -> nn.Module:
+        """The module to call in training: on GPUs, DistributedDataParallel averages gradients.
+
+        Not with gloo, on CPUs: in torch 2.13 its threads outlive the group once
+        DistributedDataParallel has used it, also if the wrapper is deleted before the group is
+        destroyed, and such threads can abort the process while Python ends. There
+        `average_gradients` does it.
+        """
+        if self.count == 1 or self.device.type != 'cuda':
+            return module
+        return nn.parallel.DistributedDataParallel(
+            module,
+            device_ids=[self.device.index],
+            find_unused_parameters=True,  # V0 to V2 train no IO-Net
+        )
+
     @torch.no_grad()
     def average_gradients(self, module: nn.Module) -> None:
-        """Make each gradient the mean over all processes, in one message.
-
-        DistributedDataParallel would send while it computes, which gains little with so few
-        weights. But it never lets go of the group, whose threads then outlive it, and such threads
-        can abort the process while Python ends.
-        """
-        if self.count == 1:
+        """On CPUs, make each gradient the mean over all processes, in one message."""
+        if self.count == 1 or self.device.type == 'cuda':
             return
         gradients = []
         for parameter in module.parameters():
@@ -88,7 +98,8 @@ def join_processes(device: str) -> Iterator[Processes]:
     if count == 1:
         yield Processes(0, 1, where)
         return
-    dist.init_process_group('nccl' if where.type == 'cuda' else 'gloo', timeout=TIMEOUT)
+    backend = 'cpu:gloo,cuda:nccl' if where.type == 'cuda' else 'gloo'
+    dist.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield Processes(rank, count, where)
     finally:

@@ -93,6 +93,12 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     progress, tensors = Progress(), dict[str, torch.Tensor]()
     if run.resume:
         _, progress, tensors = read_state(run.out / STATE)
+        first_step, _ = processes.agree(progress.step, False)
+        if first_step != progress.step:
+            raise ValueError(
+                f'{run.out / STATE} is of step {progress.step} here and of step {first_step:.0f} '
+                'on the first machine: copy it from there'
+            )
     note_run(progress, run, digest(entries), say=leads)
     budget = make_budget(config.optimizer, len(photographs), progress.steps, progress.minutes)
 
@@ -119,14 +125,32 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if config.compute.compile:
         model.network.compile()
     processes.share(model)
+    parallel = processes.parallel(model)
+
+    newest: dict[str, torch.Tensor] = {}  # of the last step
+
+    def check() -> None:
+        for name, value in newest.items():
+            if not torch.isfinite(value):
+                raise ValueError(
+                    f'the {name} is {float(value)} at step {progress.step}; '
+                    f'{run.out / STATE} is intact'
+                )
 
     def save() -> None:
+        check()
         progress.loss_scale = scaler.state_dict()
         save_state(run.out / STATE, config, progress, model, optimizers, average)
 
     # Loop
     source = PairSource(photographs, config)
-    stream = BatchStream(source, progress.step, rank=processes.rank, processes=processes.count)
+    stream = BatchStream(
+        source,
+        progress.step,
+        rank=processes.rank,
+        processes=processes.count,
+        pinned=device.type == 'cuda',
+    )
     report = Report(run.out, config, progress, run.quiet) if leads else None
     first, saved, begin = progress.step, perf_counter(), perf_counter() - progress.seconds
     model.train()
@@ -139,11 +163,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
 
         # Forward, losses
         batch = next(stream).to(device)
-        loss, parts = model(batch.images, batch.source_to_target, progress.step)
-        if not torch.isfinite(loss):
-            raise ValueError(
-                f'the loss is {float(loss)} at step {progress.step}; {run.out / STATE} is intact'
-            )
+        loss, parts = parallel(batch.images, batch.source_to_target, progress.step)
 
         # Step
         rate = learning_rate(config.optimizer, progress.step, spent)
@@ -156,11 +176,12 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
                 group['lr'] = rate * group.get('factor', 1.0)
         clip = config.optimizer.gradient_clip or math.inf
         norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
-        if not (torch.isfinite(norm) or scaler.is_enabled()):  # the scaler deals with it
-            raise ValueError(
-                f'the gradient is {float(norm)} at step {progress.step}; '
-                f'{run.out / STATE} is intact'
-            )
+        newest['loss'] = loss.detach()
+        if not scaler.is_enabled():  # it deals with infinite gradients
+            newest['gradient'] = norm
+        # Reading a value waits for the GPU. What is not finite once stays so in the weights.
+        if device.type == 'cpu' or progress.step % config.report.log_every == 0:
+            check()
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()

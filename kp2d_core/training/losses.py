@@ -1,4 +1,4 @@
-"""The losses of the paper (section 3) and two additions, batched over images.
+"""The losses of the paper (its section 3), its code's other score loss, and our additions.
 
 Each is the mean over images of a mean over that image's points, so the loss of a batch is the
 mean of the losses of its parts, on however many processes they are. An image without a valid
@@ -16,7 +16,13 @@ from torch.nn import functional as F
 from kp2d_core.architecture import CELL
 from kp2d_core.geometry import warp_tensor
 from kp2d_core.networks import IONet, Maps
-from kp2d_core.networks.geometry import inner_cells, sample_descriptors, to_cells, to_grid
+from kp2d_core.networks.geometry import (
+    inner_cells,
+    sample_descriptors,
+    to_cells,
+    to_grid,
+    vector,
+)
 from kp2d_core.training.config import LossConfig
 
 FAR = 1e4  # beyond every distance, in pixels or in descriptor space
@@ -63,7 +69,7 @@ def associate(
     rows, columns = cells
     warped = warp_tensor(source, matrices)
     with torch.no_grad():
-        edge = warped.new_tensor([cell * columns - 1, cell * rows - 1])
+        edge = vector(cell * columns - 1, cell * rows - 1, warped)
         inside = ((warped > 0) & (warped < edge)).all(-1)
         visible = inside & inner_cells(rows, columns, source.device).reshape(1, -1)
         nearest = torch.cdist(warped, target, compute_mode='donot_use_mm_for_euclid_dist').argmin(
@@ -75,7 +81,7 @@ def associate(
 
 
 def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Equation 2: how far warped source points are from their target points, in pixels."""
+    """Equation 1: how far warped source points are from their target points, in pixels."""
     return masked_mean(apart, valid, weights)
 
 
@@ -98,14 +104,19 @@ def triplet_loss(similarity: Tensor, visible: Tensor, excluded: Tensor, margin: 
 
 
 def infonce_loss(
-    similarity: Tensor, visible: Tensor, excluded: Tensor, temperature: float
+    similarity: Tensor,
+    visible: Tensor,
+    excluded: Tensor,
+    temperature: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Symmetric softmax cross-entropy of the positive among all candidates not excluded."""
     forward = softmax_logits(similarity, excluded, temperature)
     # The square is symmetric, but of the rows too only the visible may compete.
     backward = softmax_logits(similarity, excluded | ~visible[:, :, None], temperature)
     wanted = forward.diagonal(dim1=1, dim2=2)
-    return masked_mean((forward.logsumexp(2) + backward.logsumexp(1)) / 2 - wanted, visible)
+    surprise = (forward.logsumexp(2) + backward.logsumexp(1)) / 2 - wanted
+    return masked_mean(surprise, visible, weights)
 
 
 def softmax_logits(similarity: Tensor, excluded: Tensor, temperature: float) -> Tensor:
@@ -135,13 +146,24 @@ def recall(similarity: Tensor, visible: Tensor, excluded: Tensor) -> Tensor:
         return masked_mean(hit.to(similarity.dtype), visible)
 
 
-def score_loss(
+def score_loss(source_scores: Tensor, target_scores: Tensor, association: Association) -> Tensor:
+    """Equation 4: pairs nearer than the average earn a score; both of a pair have the same one.
+
+    `target_scores` (B, N) are those of the nearest target points.
+    """
+    valid = association.valid
+    merit = score_merit(source_scores, target_scores, association.distance, valid)
+    difference = (source_scores - target_scores).square()
+    return merit + masked_mean(difference, valid & (target_scores > 0))  # 0: the border ring
+
+
+def score_map_loss(
     source_scores: Tensor, target_scores: Tensor, sampled: Tensor, association: Association
 ) -> Tensor:
-    """Equation 4: points nearer than the average earn a score; both images give the same one.
+    """Equation 4 as the authors' code has it: a score equals the score map of the other image.
 
-    `target_scores` are those of the nearest target points, `sampled` the target's score map at
-    the warped source points; all (B, N).
+    `sampled` (B, N) is the target's score map at the warped source points, of all that are
+    visible, with a pair or without. The code doubles both terms: `loss.score: 2`.
     """
     merit = score_merit(source_scores, target_scores, association.distance, association.valid)
     difference = (source_scores - sampled).square()
@@ -151,13 +173,11 @@ def score_loss(
 def partner_score_loss(
     source_scores: Tensor, target_scores: Tensor, association: Association, farthest: float
 ) -> Tensor:
-    """Not of the paper: both images give the same score to the two points that are one.
+    """Equation 4 with two changes of ours.
 
-    The paper compares a point with the score map where it comes to lie; but cells around it have
-    scores of their own, below those of the one that found it, and at the edge they are 0. Points
-    without a partner earn no score there, and lose none; here they are as bad as if they had one
-    at the `farthest` distance. And distances are taken as they are: what scores should learn from
-    them must not move points apart that score low.
+    In the paper a point without a partner keeps its score; here it is as bad as if it had one at
+    the `farthest` distance. And distances are detached: what scores learn from them must not move
+    points apart that score low.
     """
     valid = association.valid
     apart = association.distance.detach().clamp_max(farthest)
@@ -286,12 +306,14 @@ def total_loss(
     sampled = sample_scores(target.scores, warped, cell)
     if config.score:
         partners = target_scores.gather(1, pairing.nearest)
-        if config.score_of == 'partner':
+        if config.score_of == 'pair':
+            parts['score'] = score_loss(source_scores, partners, pairing)
+        elif config.score_of == 'map':
+            parts['score'] = score_map_loss(source_scores, partners, sampled, pairing)
+        else:
             parts['score'] = partner_score_loss(
                 source_scores, partners, pairing, config.match_distance
             )
-        else:
-            parts['score'] = score_loss(source_scores, partners, sampled, pairing)
         total = total + config.score * parts['score']
 
     anchors = sample_descriptors(source.descriptors, source_points.detach(), size)

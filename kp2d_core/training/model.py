@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
@@ -38,6 +39,8 @@ class TrainingModel(nn.Module):
     def forward(
         self, images: Tensor, source_to_target: Tensor, step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config.network
+        self.network.dropout.p = config.dropout if step >= config.dropout_from else 0.0
         maps = self.maps(images)
         source, target = halves(maps)
         cell = self.network.architecture.cell
@@ -53,7 +56,8 @@ class TrainingModel(nn.Module):
         """Of uint8 images (2B, H, W, 3); in the configured precision, returned in float32."""
         device = images.device
         kind = computing_type(self.config.compute.precision, device)
-        with torch.autocast(device.type, kind, enabled=kind != torch.float32):
+        exact = kind == torch.float32
+        with nullcontext() if exact else torch.autocast(device.type, kind):
             maps = self.network(normalise(images).contiguous(memory_format=self.memory_format))
         return Maps(*(value.float() for value in maps))
 

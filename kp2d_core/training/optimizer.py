@@ -119,6 +119,8 @@ def make_budget(
 
 def learning_rate(config: OptimizerConfig, step: int, spent: float) -> float:
     rate = config.learning_rate
+    if config.reference_batch:  # for Adam by the square root (Malladi 2022)
+        rate *= math.sqrt(config.batch / config.reference_batch)
     if config.schedule == 'halve' and spent >= config.halve_at:
         rate /= 2
     if config.schedule == 'cosine':

@@ -35,6 +35,10 @@ class Batch:
             self.source_to_target.to(device, non_blocking=True),
         )
 
+    def pinned(self) -> Batch:
+        """In memory from which a GPU copies while it computes."""
+        return Batch(self.images.pin_memory(), self.source_to_target.pin_memory())
+
 
 def value_at(step: int, schedule: Schedule) -> float:
     """Interpolate the schedule linearly; constant before its first and after its last point."""
@@ -94,7 +98,13 @@ class BatchStream:
     """
 
     def __init__(
-        self, source: PairSource, first_step: int, *, rank: int = 0, processes: int = 1
+        self,
+        source: PairSource,
+        first_step: int,
+        *,
+        rank: int = 0,
+        processes: int = 1,
+        pinned: bool = False,
     ) -> None:
         total = source.config.optimizer.batch
         if total % processes:
@@ -102,6 +112,7 @@ class BatchStream:
         self.source, self.step = source, first_step
         self.total, self.share = total, total // processes
         self.offset = rank * self.share
+        self.pinned = pinned
         self.waited = 0.0  # seconds that the consumer spent waiting
         workers = source.config.compute.workers
         self._pool = ThreadPoolExecutor(workers, 'pairs') if workers else None
@@ -132,4 +143,5 @@ class BatchStream:
             self._pool.shutdown(cancel_futures=True)
 
     def _make(self, step: int) -> Batch:
-        return self.source.batch(step * self.total + self.offset, self.share)
+        batch = self.source.batch(step * self.total + self.offset, self.share)
+        return batch.pinned() if self.pinned else batch

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from kp2d_core.geometry import warp_tensor
 from kp2d_core.networks import Maps
-from kp2d_core.networks.geometry import cell_centres, inner_cells, sample_descriptors
+from kp2d_core.networks.geometry import cell_centres, inner_cells, sample_descriptors, vector
 from kp2d_core.training.config import LossConfig
 from kp2d_core.training.losses import (
+    FAR,
     distance,
     excluded,
     infonce_loss,
@@ -149,9 +150,16 @@ def one_way(
     with torch.no_grad():
         hardest = similarity.masked_fill(barred, -2.0).amax(-1)
         told_apart = similarity.diagonal(dim1=1, dim2=2) > hardest
-        near = take(source.owned & (error < config.found_distance), chosen)
+        near = source.owned & (error < config.found_distance)
+        if config.kept_share < 1:
+            kept = kept_points(target, cells, config)
+            again, _ = nearest_point(warped, kept, cells, cell)
+            alone = distinct(source, cells, config.copy_distance)
+            near = source.owned & alone & (again < config.found_distance)
+        near = take(near, chosen)
         found = (told_apart & near).to(error.dtype)
     asked = take(source.scores, chosen).clamp(1e-6, 1 - 1e-6)
+    weigh = asked.detach() ** config.descriptor_score_power
     surprise = F.binary_cross_entropy(asked, found, reduction='none')
     others = inner & ~source.owned
     copies = -torch.log1p(-source.scores.clamp_max(1 - 1e-6))
@@ -163,7 +171,7 @@ def one_way(
     return {
         'location': location_loss(apart, same_place, weights),
         'coarse': location_loss(coarse_apart, coarse_near, weights),
-        'descriptor': infonce_loss(similarity, seen, barred, config.temperature),
+        'descriptor': infonce_loss(similarity, seen, barred, config.temperature, weigh),
         'score': masked_mean(surprise, seen) + masked_mean(copies, others) / 2,
         'agreement': masked_mean(disagreement, same_point),
         'sigma': masked_mean(likelihood, same_place & (error < CLEAR)),
@@ -189,6 +197,31 @@ def nearest_point(
     return distance(places - take(points, chosen)), chosen
 
 
+def kept_points(view: ViewPoints, cells: tuple[int, int], config: LossConfig) -> Tensor:
+    """(B, N, 2): the points that a detector keeps; the others are far away."""
+    eligible = view.owned & distinct(view, cells, config.copy_distance)
+    scores = torch.where(eligible, view.scores.detach(), -1.0)
+    least = scores.topk(max(1, round(config.kept_share * scores.shape[1])), dim=1).values[:, -1:]
+    kept = eligible & (scores >= least)
+    return torch.where(kept[..., None], view.points.detach(), -FAR)
+
+
+def distinct(view: ViewPoints, cells: tuple[int, int], radius: float) -> Tensor:
+    """(B, N): points without a better one of a neighbouring cell within `radius` pixels."""
+    shape = (-1, *cells)
+    scores = view.scores.detach().reshape(shape)
+    x, y = (view.points.detach()[..., axis].reshape(shape) for axis in (0, 1))
+    around = [F.pad(values, (1, 1, 1, 1), value=-FAR) for values in (scores, x, y)]
+    beaten = torch.zeros_like(scores, dtype=torch.bool)
+    rows, columns = cells
+    for row in range(3):
+        for column in range(3):
+            score, u, v = (a[:, row : row + rows, column : column + columns] for a in around)
+            near = (u - x).square() + (v - y).square() < radius**2
+            beaten |= near & (score > scores)
+    return ~beaten.flatten(1)
+
+
 def one_of_each_block(scores: Tensor, cells: tuple[int, int]) -> Tensor:
     """Indices (B, N / 4): one cell per block, half of the time the best, else a random one."""
     rows, columns = cells
@@ -212,14 +245,14 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 def inside(places: Tensor, size: tuple[int, int], margin: float) -> Tensor:
     """Which places lie in an image of (height, width), not within `margin` px of its edge."""
-    edge = places.new_tensor([size[1] - 1 - margin, size[0] - 1 - margin])
+    edge = vector(size[1] - 1 - margin, size[0] - 1 - margin, places)
     return ((places > margin) & (places < edge)).all(-1)
 
 
 def invert(matrices: Tensor, size: tuple[int, int]) -> Tensor:
     """Target to source, of positive depth at the place where the source's middle is seen."""
     height, width = size
-    middle = matrices.new_tensor([[(width - 1) / 2, (height - 1) / 2]]).expand(len(matrices), 1, 2)
+    middle = vector((width - 1) / 2, (height - 1) / 2, matrices).expand(len(matrices), 1, 2)
     seen = F.pad(warp_tensor(middle, matrices), (0, 1), value=1.0)
     back = torch.linalg.inv(matrices.double()).to(matrices.dtype)
     return back / (seen @ back[:, 2, :, None])

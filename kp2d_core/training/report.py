@@ -23,9 +23,10 @@ from tqdm import tqdm
 
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
+from kp2d_core.features import prepare
 from kp2d_core.files import atomic_write
 from kp2d_core.geometry import warp_points
-from kp2d_core.images import Image, prepare
+from kp2d_core.images import Image
 from kp2d_core.matching import match
 from kp2d_core.networks import KeyPointNet
 from kp2d_core.networks.geometry import normalise
@@ -82,7 +83,7 @@ class Report:
     ) -> None:
         """Record a step; every `log_every` steps, report the means since the last report."""
         for name, value in parts.items():
-            self._sums[name] += float(value)
+            self._sums[name] = self._sums[name] + value.double()  # not read before it is told
         self._steps += 1
         self._row = {'step': progress.step, 'minutes': progress.seconds / 60, 'rate': rate}
         if progress.step % self.config.report.log_every == 0:
@@ -92,7 +93,7 @@ class Report:
     def _log(self, waited: float) -> None:
         """Write a row of means since the last row."""
         seconds = perf_counter() - self._since
-        means = {name: total / self._steps for name, total in self._sums.items()}
+        means = {name: float(total) / self._steps for name, total in self._sums.items()}
         images = 2 * self.config.optimizer.batch * self._steps / seconds
         row = self._row | means
         row |= {'images_per_second': images, 'waiting': (waited - self._waited) / seconds}
@@ -157,7 +158,7 @@ class Report:
         self._since += seconds
 
     def _start_anew(self, waited: float = 0.0) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
+        self._sums: dict[str, Any] = defaultdict(float)  # tensors, where the losses are
         self._steps, self._since, self._waited = 0, perf_counter(), waited
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from torch import Tensor
 from kp2d_core.checks import number, parse_json, whole
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
-from kp2d_core.training.config import TrainingConfig, config_from_dict
+from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.model import MovingAverage, TrainingModel
+from kp2d_core.training.recipes import config_from_dict
 
 FORMAT = 'kp2d training state'
 
@@ -87,6 +89,11 @@ def save_state(
 
 def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]:
     """Configuration, progress and tensors of a run."""
+    if not path.is_file() and os.environ.get('RANK', '0') != '0':
+        raise FileError(
+            f'there is no {path} on this machine: each machine of a resumed run needs a copy of '
+            "the first one's, or a shared disk"
+        )
     if not path.is_file():
         raise FileError(f'there is nothing to resume: no file {path}')
     try:

@@ -116,7 +116,7 @@ def make_pairs(photographs: Photographs) -> list[ViewPair]:
         kind = list(HOMOGRAPHIES)[number % len(HOMOGRAPHIES)]
         framing = Framing(SIZE, whole=False, short_side=(240, 300), swap=0.5)
         random = np.random.default_rng([0, 3, number])
-        light = PhotometricConfig()
+        light = PhotometricConfig(noise=(0, 0.02))
         made.append(make_pair(photographs[number], random, framing, light, HOMOGRAPHIES[kind]))
     return made
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from kp2d_core.checks import setting
 from kp2d_core.geometry import Matrix, Size
 
 UPRIGHT = 45.0  # degrees, either way: what the paper trains
@@ -17,14 +18,18 @@ ROTATION_DRAWS = 20  # until one fits into the target; then the patch is not rot
 class HomographyConfig:
     """Ranges from which a homography from source to target is sampled."""
 
-    crop: float = 0.7
-    scale: tuple[float, float] = (0.8, 1.2)
-    rotation: float = 45.0
-    perspective: float = 0.2
-    shift: float = 0.0
-    inside: bool = True
-    stretch: float = 1.0
-    upright: float = 0.0
+    crop: float = setting(0.7, 'the source covers this much of the target before scaling')
+    scale: tuple[float, float] = setting((0.8, 1.2), 'then scales by a factor in this range')
+    rotation: float = setting(45.0, 'largest rotation in degrees, up to 180')
+    perspective: float = setting(
+        0.2, 'how far one side may grow and the opposite one shrink, as a share of half the view'
+    )
+    shift: float = setting(0.0, 'without inside: largest shift in x and y, in pixels')
+    inside: bool = setting(True, 'true: the target shows everything that the source shows')
+    stretch: float = setting(
+        1.0, 'largest ratio of the scales of two directions, as in oblique views; 1: none'
+    )
+    upright: float = setting(0.0, 'share of pairs rotated by at most 45 degrees')
 
     def __post_init__(self) -> None:
         if not (self.crop > 0 and 0 < self.scale[0] <= self.scale[1]):
@@ -52,8 +57,8 @@ def sample_source_to_target(
     half = np.array([(width - 1) / 2, (height - 1) / 2])
     corners = np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
     trapezium = random.uniform(-config.perspective, config.perspective, 2)
-    patch = corners * (1 + trapezium * corners[:, ::-1])
-    patch *= config.crop * random.uniform(*config.scale) * half
+    patch = corners * (config.crop + trapezium * corners[:, ::-1])
+    patch *= random.uniform(*config.scale) * half
     if config.stretch > 1:
         patch = _stretch(patch, random.uniform(1, config.stretch), random.uniform(0, 180))
     rotation = config.rotation

@@ -26,8 +26,12 @@ VIEWPOINT = HomographyConfig(1.0, (0.7, 1.2), 30.0, 0.25, 30.0, False, 2.5)
 TURNED = HomographyConfig(1.0, (0.5, 1.2), 180.0, 0.15, 20.0, False)
 ZOOMED = HomographyConfig(1.0, (0.25, 0.5), 30.0, 0.1, 20.0, False)
 
-STEADY_LIGHT = PhotometricConfig(0.01, (1,), (0.8, 1.2), (0.8, 1.2), (0.9, 1.1), 0.02, 0.0, 0.0)
-OTHER_LIGHT = PhotometricConfig(0.03, (1, 3), (0.3, 1.7), (0.4, 1.6), (0.6, 1.4), 0.05, 0.0, 0.0)
+STEADY_LIGHT = PhotometricConfig(
+    (0, 0.01), (1,), (0.8, 1.2), (0.8, 1.2), (0.9, 1.1), 0.02, 0.0, 0.0
+)
+OTHER_LIGHT = PhotometricConfig(
+    (0, 0.03), (1, 3), (0.3, 1.7), (0.4, 1.6), (0.6, 1.4), 0.05, 0.0, 0.0
+)
 LIGHTS = 2  # images of a photograph in another light
 
 

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.checks import setting
 from kp2d_core.images import Image
 
 ColourMatrix = NDArray[np.float64]
@@ -17,24 +18,44 @@ GRAY = np.tile(LUMA, (3, 1))
 # Orthonormal axes: the gray diagonal, and two across it, in whose plane the hue turns.
 HUE_AXES = np.array([[1, 1, 1], [2, -1, -1], [0, 1, -1]]) / np.sqrt([[3], [6], [2]])
 
+UNEVEN = 4  # spots of light along each side of an image
+
 
 @dataclass(frozen=True)
 class PhotometricConfig:
-    noise: float = 0.02
-    blur: tuple[int, ...] = (1, 3, 5)
-    brightness: tuple[float, float] = (0.5, 1.5)
-    contrast: tuple[float, float] = (0.5, 1.5)
-    saturation: tuple[float, float] = (0.8, 1.2)
-    hue: float = 0.2
-    shuffle: float = 0.5
-    gray: float = 0.5
-    sharpen: float = 0.0
+    noise: tuple[float, float] = setting(
+        (0.02, 0.02), 'standard deviation of Gaussian noise, drawn from this range; 1 is white'
+    )
+    blur: tuple[int, ...] = setting(
+        (1, 3, 5), 'kernel sizes of the Gaussian blur, chosen at random; 1: none'
+    )
+    brightness: tuple[float, float] = setting((0.5, 1.5), 'factor')
+    contrast: tuple[float, float] = setting((0.5, 1.5), 'factor, around the mean')
+    saturation: tuple[float, float] = setting((0.8, 1.2), 'factor')
+    hue: float = setting(0.2, 'largest hue shift, in turns of the colour circle')
+    shuffle: float = setting(0.5, 'share of pairs with permuted channels, the same in both views')
+    gray: float = setting(0.5, 'share of gray pairs')
+    sharpen: float = setting(
+        0.0, 'largest amount of unsharp masking with a blur of 1 px, for views without blur'
+    )
+    gamma: float = setting(
+        1.0, 'largest exponent of the brightness curve, the smallest is its inverse; 1: none'
+    )
+    shade: float = setting(
+        0.0, 'uneven light: largest standard deviation of the logarithm of its brightness; 0: none'
+    )
 
     def __post_init__(self) -> None:
         if not self.blur or any(size < 1 or size % 2 == 0 for size in self.blur):
             raise ValueError(f'photometric.blur must list odd kernel sizes, got {self.blur}')
+        if not 0 <= self.noise[0] <= self.noise[1]:
+            raise ValueError(f'photometric.noise must be a range from 0 up, got {self.noise}')
         if self.sharpen < 0:
             raise ValueError(f'photometric.sharpen must be 0 or more, got {self.sharpen}')
+        if not 1 <= self.gamma <= 10:
+            raise ValueError(f'photometric.gamma must be in 1..10, got {self.gamma}')
+        if not 0 <= self.shade <= 3:
+            raise ValueError(f'photometric.shade must be in 0..3, got {self.shade}')
 
 
 @dataclass(frozen=True)
@@ -57,11 +78,16 @@ def change_light(
     random: np.random.Generator, image: Image, shared: SharedColour, config: PhotometricConfig
 ) -> Image:
     """Change light and colour of an RGB image, blur or sharpen it, add noise."""
+    if config.gamma > 1:
+        exponent = config.gamma ** random.uniform(-1, 1)
+        image = cv2.LUT(image, (255 * np.linspace(0, 1, 256) ** exponent).astype(np.uint8))
     jitter, contrast = sample_jitter(random, config)
     matrix = jitter @ shared.matrix
     mean = float(LUMA @ matrix @ np.array(cv2.mean(image)[:3]))
     affine = np.column_stack([matrix * contrast, np.full(3, (1 - contrast) * mean)])
     changed = cv2.transform(image.astype(np.float32), affine)
+    if config.shade > 0:
+        changed *= uneven_light(random, changed.shape[:2], config.shade)[..., None]
 
     kernel = int(random.choice(config.blur))
     if kernel > 1:
@@ -70,10 +96,22 @@ def change_light(
         amount = config.sharpen * random.random()
         blurred = cv2.GaussianBlur(changed, (0, 0), 1.0)
         changed = cv2.addWeighted(changed, 1 + amount, blurred, -amount, 0)
-    if config.noise > 0:
+    least, most = config.noise
+    if most > 0:
         noise = random.standard_normal(changed.shape, dtype=np.float32)
-        changed = cv2.scaleAdd(noise, 255 * config.noise * random.random(), changed)
+        sigma = 255 * least + 255 * (most - least) * random.random()
+        changed = cv2.scaleAdd(noise, sigma, changed)
     return np.asarray(cv2.convertScaleAbs(np.maximum(changed, 0)), np.uint8)
+
+
+def uneven_light(
+    random: np.random.Generator, size: tuple[int, int], most: float
+) -> NDArray[np.float32]:
+    """Factors (height, width) that vary smoothly, as lamps, shadows and vignetting do."""
+    spots = random.standard_normal((UNEVEN, UNEVEN), dtype=np.float32)
+    spots *= np.float32(most * random.random())
+    # Not below 0, as a cubic curve of the factors themselves could be.
+    return np.exp(cv2.resize(spots, size[::-1], interpolation=cv2.INTER_CUBIC))
 
 
 def sample_jitter(

@@ -18,8 +18,8 @@ from sensor_msgs.msg import ChannelFloat32, PointCloud, PointCloud2
 
 from kp2d_ros.inputs import QUIET
 from kp2d_ros.messages import Keypoints, keypoints_from_cloud
+from kp2d_ros.outputs import NO_TRACK
 from kp2d_ros.process import run_node
-from kp2d_ros.rows import NO_TRACK
 
 TOPIC = '/feature_tracker/feature'  # where VINS-Fusion listens
 # VINS-Fusion takes 6 and looks at 9 if there are more than 5; the last three are a true position,

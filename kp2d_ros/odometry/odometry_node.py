@@ -27,7 +27,7 @@ from kp2d_ros.compat import (
     ClockType,
     SubscriptionEventCallbacks,
     on_parameters,
-    publisher_count,
+    publisher_counter,
 )
 from kp2d_ros.inputs import QUIET
 from kp2d_ros.lifecycle import FAILURE, SUCCESS, PatientLifecycleNode, logged
@@ -308,7 +308,7 @@ class OdometryNode(PatientLifecycleNode):
         sides = 2 if self._settings.stereo else 1
         health.has_camera_info = len(self._infos) >= sides
         if self._subscriptions_:
-            health.publishers = publisher_count(self, self._subscriptions_[0])
+            health.publishers = publisher_counter(self, self._subscriptions_[0])()
         if self._follower is not None:
             health.scale = self._follower.scale
         recent = [when for when in list(self._finished_at) if now - when < 5.0]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kp2d_ros.worker import THREAD_NAME
+from kp2d_ros.pipeline import THREAD_NAME
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,24 @@
-"""The rows of the clouds that are published, without ROS: keypoints and matches as numpy arrays.
+"""What the keypoint node publishes: keypoints and matches as the rows of clouds, and to whom.
 
-docs/messages.md has the layout byte by byte.
+docs/messages.md has the layout byte by byte. ROS is imported to publish only.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kp2d_core.features import Features, Float
-from kp2d_core.tracking import Tracks
-from kp2d_ros.pipeline import Result
+from kp2d_core.tracking import Result, Tracks
+from kp2d_ros.overlay import Overlay
 from kp2d_ros.settings import DESCRIPTOR_FORMATS, Settings
-from kp2d_ros.stereo import StereoMatches
+from kp2d_ros.stereo import StereoMatches, match_stereo
 
 Points = NDArray[np.void]  # structured: one row a point, one name a field
 
@@ -162,3 +165,137 @@ def description(result: Result, settings: Settings, model: str) -> str:
         'calibrated': result.calibrated,
     }
     return json.dumps(facts)
+
+
+# sensor_msgs/PointField.datatype of a numpy kind
+DATATYPES = {'i1': 1, 'u1': 2, 'i2': 3, 'u2': 4, 'i4': 5, 'u4': 6, 'f4': 7, 'f8': 8}
+
+
+def point_fields(dtype: np.dtype[Any], kind: type) -> list[Any]:
+    """The PointField of every field of a structured type; a sub-array is one with a count."""
+    assert dtype.fields is not None
+    result = []
+    for name, (of, offset, *_) in dtype.fields.items():
+        base, shape = of.subdtype if of.subdtype is not None else (of, (1,))
+        code = DATATYPES[base.str[1:]]
+        result.append(kind(name=name, offset=offset, datatype=code, count=int(shape[0])))
+    return result
+
+
+def new_cloud(header: Any, dtype: np.dtype[Any], count: int) -> tuple[Any, Points]:
+    """A cloud of `count` zero points and the array to fill, which shares its memory."""
+    from sensor_msgs.msg import PointCloud2, PointField
+
+    cloud = PointCloud2()
+    cloud.header = header
+    cloud.height = 1
+    cloud.width = count
+    cloud.fields = point_fields(dtype, PointField)
+    cloud.is_bigendian = False
+    cloud.point_step = dtype.itemsize
+    cloud.row_step = count * dtype.itemsize
+    cloud.is_dense = True
+    cloud.data = array('B', bytes(count * dtype.itemsize))
+    return cloud, np.frombuffer(cloud.data, dtype)  # some releases keep a copy
+
+
+TOPICS = ('keypoints', 'matches', 'debug_image', 'debug_image/compressed')
+
+
+class Outputs:
+    """Lifecycle publishers of one camera, under relative names."""
+
+    def __init__(
+        self,
+        node: Any,
+        model: str,
+        rate: Callable[[], float],
+        prefix: str = '',
+        other: bool = False,
+    ) -> None:
+        """rate() is for the overlay; other: it is one of several cameras, and not the first."""
+        from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+        from sensor_msgs.msg import CompressedImage, Image, PointCloud2
+        from std_msgs.msg import String
+
+        from kp2d_ros.parameters import qos_overrides
+
+        self._node, self._model, self._rate = node, model, rate
+        kinds = PointCloud2, PointCloud2, Image, CompressedImage
+        topics: dict[str, type] = dict(zip(TOPICS, kinds, strict=True))
+        if other:
+            topics['stereo_matches'] = PointCloud2
+        # Reliable meets subscribers of both kinds; with a short queue a slow one misses frames
+        # instead of lagging.
+        self._topics = {
+            topic: node.create_lifecycle_publisher(
+                kind,
+                prefix + topic,
+                QoSProfile(depth=2, reliability=ReliabilityPolicy.RELIABLE),
+                qos_overriding_options=qos_overrides(node, prefix + topic, 'publisher'),
+            )
+            for topic, kind in topics.items()
+        }
+        self.publishers = [*self._topics.values()]
+        latched = QoSProfile(
+            depth=1,
+            reliability=ReliabilityPolicy.RELIABLE,
+            durability=DurabilityPolicy.TRANSIENT_LOCAL,
+        )
+        self._info = node.create_lifecycle_publisher(String, f'{prefix}info', latched)
+        self._described = String()
+        self._overlay = Overlay()
+
+    def publish(
+        self, result: Result, header: Any, settings: Settings, first: tuple[Result, Any]
+    ) -> None:
+        """Keypoints first: whoever estimates motion waits for them."""
+        if self._wanted('keypoints'):
+            kind = settings.descriptor_format
+            dtype = keypoint_dtype(result.features.descriptors.shape[1], kind)
+            cloud, points = new_cloud(header, dtype, len(result.features))
+            cloud.is_dense = fill_keypoints(
+                points, result.features, result.rays, result.tracks, kind
+            )
+            self._topics['keypoints'].publish(cloud)
+        described = type(self._described)(data=description(result, settings, self._model))
+        if described != self._described:
+            self._described = described
+            self._info.publish(described)
+        tracks, previous = result.tracks, result.previous
+        if tracks is not None and previous is not None and self._wanted('matches'):
+            cloud, points = new_cloud(header, MATCH_DTYPE, match_rows(tracks))
+            cloud.is_dense = fill_matches(
+                points, previous.features, result.features, result.rays, tracks,
+                previous.frame.stamp,
+            )  # fmt: skip
+            self._topics['matches'].publish(cloud)
+        if self._wanted('debug_image') or self._wanted('debug_image/compressed'):
+            self._publish_overlay(result, header, settings)
+        if self._wanted('stereo_matches'):
+            found = match_stereo(first[0], result, settings)
+            cloud, points = new_cloud(first[1], STEREO_DTYPE, len(found.indices))
+            cloud.is_dense = fill_stereo(points, first[0], result, found)
+            self._topics['stereo_matches'].publish(cloud)
+
+    def _wanted(self, topic: str) -> bool:
+        return topic in self._topics and self._topics[topic].get_subscription_count() > 0
+
+    def _publish_overlay(self, result: Result, header: Any, settings: Settings) -> None:
+        from kp2d_ros.bridge import image_message, jpeg_message
+
+        tracked = int((result.tracks.ages > 0).sum()) if result.tracks is not None else 0
+        caption = f'{self._rate():.1f} Hz  {len(result.features)} keypoints  {tracked} tracked'
+        canvas = self._overlay.draw(result, caption, settings.overlay_tail)
+        if self._wanted('debug_image'):
+            self._topics['debug_image'].publish(image_message(header, canvas, 'rgb8'))
+        if self._wanted('debug_image/compressed'):
+            message = jpeg_message(header, canvas, settings.jpeg_quality)
+            self._topics['debug_image/compressed'].publish(message)
+
+    def close(self) -> None:
+        for publisher in (*self.publishers, self._info):
+            self._node.destroy_lifecycle_publisher(publisher)
+
+
+assert sys.byteorder == 'little', 'clouds are written in place, on little-endian machines only'

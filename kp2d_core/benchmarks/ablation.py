@@ -1,0 +1,166 @@
+"""`kp2d bench ablation`: the paper's table 1 at reduced scale, V0 to V4 from random weights."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kp2d_core.checkpoint import load_checkpoint
+from kp2d_core.commands.arguments import positive, real_number
+from kp2d_core.evaluation.hpatches import load_sequences, write_sequence
+from kp2d_core.evaluation.methods import open_methods
+from kp2d_core.evaluation.protocol import METRICS, evaluate
+from kp2d_core.evaluation.study import paper_rows
+from kp2d_core.evaluation.tables import TITLES, figure, markdown
+from kp2d_core.files import atomic_write
+from kp2d_core.images import read_image
+from kp2d_core.threads import set_waiting
+from kp2d_core.views.pairs import make_sequences
+
+if TYPE_CHECKING:
+    from kp2d_core.training.photographs import Entry
+
+VARIANTS = ('v0', 'v1', 'v2', 'v3', 'v4')
+# Half the width and half the resolution; a quarter of the cells, so a quarter of IO-Net's points.
+SCALE = (
+    'network.width=16',
+    'network.descriptor_size=128',
+    'pairs.width=160',
+    'pairs.height=120',
+    'loss.io_points=75',
+)
+# What v4-batch8.yaml changes.
+BATCH8 = ('network.dropout=0', 'optimizer.reference_batch=64')
+NOT_VALIDATED = ('report.validation_photographs=0',)  # the time is for training alone
+SIZE, TOP_K = (320, 240), 300  # of the paper's table 1
+HELD_OUT = 20  # photographs to make sequences of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Train V0 to V4 of the paper at half the width and half the resolution, from random '
+        'weights and for the same time each, and print their table beside that of the paper. If '
+        'you stop it, the same command continues.'
+    )
+    parser.add_argument(
+        '--data', type=Path, nargs='+', required=True, metavar='PATH',
+        help='folders of photographs; 20 of the photographs are held out to evaluate on',
+    )  # fmt: skip
+    parser.add_argument(
+        '--hpatches', type=Path, metavar='FOLDER',
+        help='evaluate on these sequences in HPatches layout too',
+    )  # fmt: skip
+    parser.add_argument(
+        '--minutes', type=real_number(above=0, most=1e9), default=30.0, help='of each run'
+    )
+    parser.add_argument('--steps', type=positive, help='of each run, instead of --minutes')
+    parser.add_argument('--seeds', type=positive, default=2, help='runs of each variant')
+    parser.add_argument(
+        '--strict', action='store_true',
+        help="take the paper's learning rate and dropout, which stall with 8 pairs per step, "
+        'instead of those of the recipe v4-batch8',
+    )  # fmt: skip
+    parser.add_argument(
+        '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
+        help='change a value of all recipes; may be repeated',
+    )  # fmt: skip
+    parser.add_argument('--out', type=Path, default=Path('runs/ablation'), metavar='FOLDER')
+    parser.add_argument('--quiet', action='store_true', help='show no progress bars')
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train what is not trained yet, then print and write the tables; or say how to continue."""
+    set_waiting()  # before torch is imported
+    from kp2d_core.training.photographs import find_photographs, split
+
+    sets = {'made': args.out / 'made'}
+    if args.hpatches:
+        load_sequences(args.hpatches)  # a mistake is told before hours of training
+        sets[args.hpatches.name] = args.hpatches
+    to_train, held_out = split(find_photographs(args.data), HELD_OUT, 0)
+    make_held_out(held_out, sets['made'])
+    for seed in range(1, args.seeds + 1):
+        for variant in VARIANTS:
+            code = train_one(args, variant, seed, to_train)
+            if code:
+                return code
+    text = '\n\n'.join(table(args, name, folder) for name, folder in sets.items())
+    with atomic_write(args.out / 'table.md') as temporary:
+        temporary.write_text(f'{text}\n')
+    print(f'{text}\n\nwritten to {args.out / "table.md"}')
+    return 0
+
+
+def train_one(args: argparse.Namespace, variant: str, seed: int, photographs: list[Entry]) -> int:
+    """Return 0 when it has had its time; else the code of the signal that stopped it."""
+    from kp2d_core.training.loop import LAST, STATE, Run, train
+    from kp2d_core.training.recipes import find_recipe, load_config, override
+    from kp2d_core.training.state import read_state
+
+    changes = [*SCALE, *NOT_VALIDATED, *(() if args.strict else BATCH8), *args.assignments]
+    config = replace(override(load_config(find_recipe(variant)), changes), seed=seed)
+    budget = (args.steps, None if args.steps else args.minutes)
+    out = args.out / f'{variant}-{seed}'
+    begun = (out / STATE).is_file()
+    if begun:
+        before, progress, _ = read_state(out / STATE)
+        if before != config:
+            raise ValueError(f'{out} was trained with other settings: choose another --out')
+        if (out / LAST).is_file() and (progress.steps, progress.minutes) == budget:
+            return 0
+    print(f'{variant}, seed {seed}: {out}', file=sys.stderr)
+    return train(
+        Run(config, photographs, out, steps=budget[0], minutes=budget[1], resume=begun,
+            quiet=args.quiet)
+    )  # fmt: skip
+
+
+def make_held_out(photographs: list[Entry], folder: Path) -> None:
+    """Make sequences of the photographs that are not trained on, once."""
+    if folder.is_dir():
+        return
+    unfinished = folder.with_name(f'{folder.name}-unfinished')
+    for number, photograph in enumerate(photographs):
+        image = read_image(photograph) if isinstance(photograph, Path) else photograph
+        random = np.random.default_rng([0, number])
+        for sequence in make_sequences(image, f'{number:02}', SIZE, random):
+            write_sequence(unfinished, sequence)
+    unfinished.rename(folder)
+
+
+def table(args: argparse.Namespace, name: str, folder: Path) -> str:
+    """Every run, the means over the seeds, SIFT, and the paper's rows; by its protocol."""
+    from kp2d_core.training.loop import LAST
+
+    sequences = load_sequences(folder)
+
+    def measure(models: list[str], baselines: list[str]) -> dict[str, float]:
+        method = open_methods(models, baselines, runtime='torch', size=SIZE, top_k=TOP_K)[0]
+        return evaluate(
+            method.extract, sequences, size=SIZE, top_k=TOP_K, nms_radius=0, truth='paper'
+        ).mean()
+
+    def row(label: str, figures: dict[str, float], steps: str = '') -> list[str]:
+        return [label, *(figure(figures[metric]) for metric in METRICS), steps]
+
+    rows = [['', *(TITLES[metric] for metric in METRICS), 'steps']]
+    for variant in VARIANTS:
+        found: list[dict[str, float]] = []
+        for seed in range(1, args.seeds + 1):
+            model = args.out / f'{variant}-{seed}' / LAST
+            found.append(measure([str(model)], []))
+            steps = load_checkpoint(model).step
+            rows.append(row(f'{variant.upper()}, seed {seed}', found[-1], str(steps)))
+        means = {metric: float(np.mean([each[metric] for each in found])) for metric in METRICS}
+        rows.append(row(f'**{variant.upper()}, mean**', means))
+    rows.append(row('SIFT', measure([], ['sift'])))
+    for paper in paper_rows(SIZE, TOP_K, 'all'):
+        if paper.source == 'table 1':
+            rows.append(row(f"paper's {paper.method}, full HPatches", paper.metrics))
+    pairs = sum(len(sequence.homographies) for sequence in sequences)
+    return f'{name}: {pairs} pairs, {SIZE[0]}x{SIZE[1]}, best {TOP_K} points\n\n{markdown(rows)}'
