@@ -1,15 +1,15 @@
-"""Learned keypoints: detect, describe, match and track. Needs neither rclpy nor torch to run."""
+"""Learned keypoints: detect, describe, match and track. Runs without rclpy and torch."""
 
 try:
     import cv2  # noqa: F401
-except ImportError as error:  # not a requirement of pip: a robot's OpenCV comes from elsewhere
+except ImportError as error:  # pip does not require it: a robot has its own OpenCV
     raise ImportError(
         'kp2d_core needs OpenCV: apt install python3-opencv, or pip install kp2d_ros[opencv]'
     ) from error
 
 try:
     import safetensors  # noqa: F401
-except ImportError as error:  # it has no rosdep key
+except ImportError as error:  # rosdep has no key for it
     raise ImportError('kp2d_core needs safetensors: pip install safetensors') from error
 
 from kp2d_core.detector import KeypointDetector

@@ -1,4 +1,4 @@
-"""What a KeyPointNet is, in a few numbers. No torch here: runtimes and exporters need this too."""
+"""The architecture of a KeyPointNet. Without torch, because runtimes and exporters use it too."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from kp2d_core.checks import shown, whole
 
-CELL = 8  # pixels; the sides of images are padded to multiples of it, the encoder's stride
+CELL = 8  # pixels, the stride of the encoder; image sides are padded to a multiple of it
 LEAKY_SLOPE = 0.01  # of every LeakyReLU
 BATCH_NORM_EPSILON = 1e-5
 
-# The refinement: a point moves to the mean of the whole pixels around it, weighed by exp(saliency)
-# and a Gaussian around where it is; some times over, so that where it began hardly matters.
+# Refinement (mean shift): a point moves to the weighted mean of the pixels around it. The weights
+# are exp(saliency) times a Gaussian centred on the point. Repeated, so the start hardly matters.
 REFINE_STEPS = 4
-REFINE_RADIUS = 3  # px, either way
-REFINE_SPREAD = 1.6  # px, of the Gaussian
+REFINE_RADIUS = 3  # px in each direction
+REFINE_SPREAD = 1.6  # px, sigma of the Gaussian
 LOG_SIGMA_RANGE = (-3.0, 2.0)
 
 # Images in [0, 1] are shifted by INPUT_MEAN and *multiplied* by INPUT_SCALE, as the authors did.
@@ -27,7 +27,7 @@ INPUT_SCALE = 0.225
 
 
 def inner_cells(rows: int, columns: int) -> NDArray[np.bool_]:
-    """(rows, columns): all but the outermost ring of cells, which has no keypoints."""
+    """Mark all cells except the outermost ring, which has no keypoints: (rows, columns)."""
     inner = np.zeros((rows, columns), bool)
     inner[1:-1, 1:-1] = True
     return inner
@@ -37,23 +37,23 @@ FIELD_TYPES = {'variant': str, 'cross_border': bool, 'upsample': bool, 'context'
 
 BEYOND_THE_PAPER = ('cell', 'context', 'saliency', 'stem')
 
-# What int8 makes bytes of: weights and output, the weights alone, nothing.
+# What int8 quantizes: weights and output, only the weights, or nothing.
 Int8 = Literal['output', 'weights', 'none']
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One convolution, and what comes with it."""
+    """One convolution with its batch norm and activation."""
 
     name: str
-    inputs: tuple[int, ...]  # channels of each map that comes in; several lie one after the other
+    inputs: tuple[int, ...]  # channels of each input map; several maps are concatenated
     outputs: int
-    kernel: int = 3  # pixels wide and high; padded, so that the map keeps its size
+    kernel: int = 3  # pixels wide and high; padding keeps the size of the map
     stride: int = 1  # 2 halves the map
-    norm: bool = True  # followed by a batch norm; else it has a bias
-    active: bool = True  # then a LeakyReLU
+    norm: bool = True  # followed by a batch norm; otherwise it has a bias
+    active: bool = True  # followed by a LeakyReLU
     int8: Int8 = 'output'
-    joins: tuple[str, ...] = ()  # the layers whose outputs `inputs` are, if they are several
+    joins: tuple[str, ...] = ()  # names of the layers that are concatenated, if several
 
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
@@ -66,18 +66,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The choices that fix a KeyPointNet's weights and what they mean."""
+    """The settings that determine the weights of a KeyPointNet and their meaning."""
 
     variant: str = 'v4'  # its name in tables and file metadata
     width: int = 32  # channels of the first block; the next ones double it
     descriptor_size: int = 256  # length of a descriptor
-    cross_border: bool = True  # keypoints may leave their cell: offsets of +-7 px, else +-3.5
-    upsample: bool = True  # descriptors at 1/4 of the resolution, else 1/8
-    # Beyond the paper, whose networks have one keypoint per 8 x 8 pixels and heads of their own:
-    cell: int = 8  # one keypoint per cell x cell pixels; 4: all heads share a decoder at 1/4
+    cross_border: bool = True  # keypoints may leave their cell: offsets of ±7 px instead of ±3.5
+    upsample: bool = True  # descriptors at 1/4 of the resolution instead of 1/8
+    # Not in the paper, whose networks have one keypoint per 8x8 pixels and separate heads:
+    cell: int = 8  # one keypoint per cell x cell pixels; with 4, all heads share a decoder at 1/4
     context: bool = False  # a fifth block, at 1/16 of the resolution
-    saliency: int = 0  # channels of the stage that refines locations at full resolution; 0: none
-    stem: int = 1  # 2: the first block is at half the resolution, and a third of the time is saved
+    saliency: int = 0  # channels of the stage that refines locations at full resolution; 0: off
+    stem: int = 1  # 2: the first block runs at half the resolution and saves a third of the time
 
     def __post_init__(self) -> None:
         for name in ('width', 'descriptor_size'):
@@ -102,7 +102,7 @@ class Architecture:
 
     @property
     def offset_range(self) -> float:
-        """How far from its cell's centre a keypoint can lie, in pixels."""
+        """The largest offset of a keypoint from the centre of its cell, in pixels."""
         return (2.0 if self.cross_border else 1.0) * (self.cell - 1) / 2
 
     @property
@@ -112,25 +112,26 @@ class Architecture:
 
     @property
     def pinned(self) -> bool:
-        """Whether the descriptor map's corner texels lie on corner pixels, as the authors have it.
+        """Whether the corner texels of the descriptor map lie on the corner pixels.
 
-        It misregisters the map by up to 1.5 px; else texels lie in the middle of their pixels.
+        The authors' networks work so, which shifts the map by up to 1.5 px. In the others, a texel
+        lies in the middle of its pixels.
         """
         return self.cell == CELL
 
     @property
     def has_sigma(self) -> bool:
-        """Whether the network says how exact each keypoint is."""
+        """Whether the network estimates the precision of each keypoint."""
         return self.cell < CELL
 
     def layers(self) -> dict[str, Layer]:
-        """Every convolution by name, in the authors' names and order.
+        """Every convolution by name, in the order and with the names of the authors.
 
-        Weights, folding, int8 and growth follow from this table; how the layers are connected is
-        written twice, in networks/keypoint_net.py and in export/graph.py.
+        Weights, folding, int8 and growth follow from this table. Two files connect the layers:
+        networks/keypoint_net.py and export/graph.py.
         """
         c1, c2, c3, c4 = self.channels
-        # With stride 2, a kernel of 4 lies symmetrically over the two pixels of each texel.
+        # With stride 2, a kernel of 4 is symmetric about the two pixels of each texel.
         first = Layer('conv1a', (3,), c1, kernel=2 + self.stem, stride=self.stem)
         encoder = (
             first, Layer('conv1b', (c1,), c1),
@@ -143,14 +144,14 @@ class Architecture:
         return {layer.name: layer for layer in table}
 
     def _paper_heads(self) -> tuple[Layer, ...]:
-        """Score (D), location (P) and descriptor (F), each from the encoder's last features."""
+        """The heads of the paper: score (D), location (P), descriptor (F), all on the encoder."""
         _, _, c3, c4 = self.channels
-        # As in the authors' files, convFb is there without upsampling too, though unused then.
+        # The authors' files contain convFb even without upsampling, where it is not used.
         joined = Layer('convFaa', (c4,), c4)
         if self.upsample:
             joined = Layer('convFaa', (c4 // 2, c3), c4, joins=('convFb', 'conv3b'))
         return (
-            # Scores and coordinates lose too much in bytes: the ends of their heads stay in float.
+            # Scores and coordinates lose too much in int8: their last layers stay float.
             Layer('convDa', (c4,), c4, int8='weights'), _last('convDb', c4, 1, int8='none'),
             Layer('convPa', (c4,), c4, int8='weights'), _last('convPb', c4, 2, int8='none'),
             Layer('convFa', (c4,), c4), Layer('convFb', (c4,), 2 * c4, active=False),
@@ -158,7 +159,7 @@ class Architecture:
         )  # fmt: skip
 
     def _shared_heads(self) -> tuple[Layer, ...]:
-        """Each coarser level goes up by pixel shuffle and joins the finer one, up to 1/4."""
+        """Heads on a shared decoder, which joins coarse levels to finer ones by pixel shuffle."""
         _, _, c3, c4 = self.channels
         context: tuple[Layer, ...] = ()
         first = Layer('convFa', (c4,), c4)
@@ -175,19 +176,19 @@ class Architecture:
         )  # fmt: skip
 
     def _refinement(self) -> tuple[Layer, ...]:
-        """A saliency map at full resolution, out of the first two blocks."""
+        """The layers of the saliency map at full resolution, on the first two blocks."""
         c1, c2, _, _ = self.channels
         if not self.saliency:
             return ()
         return (
-            # At half the resolution: 4 values a texel, one for each of its pixels.
+            # At half the resolution: 4 values per texel, one for each of its pixels.
             Layer('convSa', (c1,), self.saliency),
             _last('convSb', self.saliency, self.stem**2, 'weights'),
             _last('convSc', c2, 4, 'weights'),
         )  # fmt: skip
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every entry of the state dict, in the order of the layers."""
+        """The name and shape of every entry of the state dict, in the order of the layers."""
         shapes: dict[str, tuple[int, ...]] = {}
         for name, layer in self.layers().items():
             if layer.norm:
@@ -201,7 +202,7 @@ class Architecture:
         return shapes
 
     def to_dict(self) -> dict[str, Any]:
-        """Its settings; what goes beyond the paper only where it does, as in files of before."""
+        """Return the settings. Fields that are not in the paper are left out at their default."""
         plain = Architecture()
         return {
             name: value
@@ -211,7 +212,7 @@ class Architecture:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Architecture:
-        """The inverse of `to_dict`; unknown names are an error, so that none is ignored."""
+        """The inverse of `to_dict`; raise ValueError for unknown names."""
         if not isinstance(values, dict):
             raise ValueError(f'an architecture must be settings by name, got {shown(values)}')
         unknown = set(values) - set(cls.__dataclass_fields__)
@@ -221,11 +222,11 @@ class Architecture:
 
 
 def _last(name: str, inputs: int, outputs: int, int8: Int8) -> Layer:
-    """The last layer of a head: a bias, no batch norm, nothing after it."""
+    """The last layer of a head: with a bias, without batch norm and activation."""
     return Layer(name, (inputs,), outputs, norm=False, active=False, int8=int8)
 
 
-# V2, V3 and V4 are one network trained with different losses (config/train/).
+# V2, V3 and V4 are the same network trained with different losses (config/train/).
 VARIANTS: dict[str, Architecture] = {
     'v0': Architecture('v0', cross_border=False, upsample=False),
     'v1': Architecture('v1', upsample=False),

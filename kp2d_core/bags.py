@@ -1,4 +1,4 @@
-"""Opening ROS bags (MCAP, sqlite3, ROS 1) and finding the images in them, without ROS."""
+"""Open ROS bags (MCAP, sqlite3, ROS 1) and find the images in them, without ROS."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COMPRESSED_IMAGE = 'sensor_msgs/msg/CompressedImage'
 
 
 def is_bag(path: Path) -> bool:
-    """A file such as drive.mcap, or a folder that rosbag2 wrote."""
+    """Whether this is a bag: a file such as drive.mcap, or a folder that rosbag2 wrote."""
     if path.is_dir():
         return (path / 'metadata.yaml').is_file()
     return path.suffix.lower() in BAG_SUFFIXES
 
 
 def open_bag(path: Path) -> closing[Any]:
-    """A reader of rosbags to be used with `with`; FileError if the file is none of its kinds."""
+    """Open a bag, to be used with `with`; raise FileError if rosbags cannot read the file."""
     try:
         from rosbags.highlevel import AnyReader
         from rosbags.typesys import Stores, get_typestore
@@ -31,13 +31,13 @@ def open_bag(path: Path) -> closing[Any]:
     try:
         reader = AnyReader([path], default_typestore=get_typestore(Stores.ROS2_JAZZY))
         reader.open()
-    except Exception as error:  # each storage has errors of its own
+    except Exception as error:  # each storage raises its own errors
         raise FileError(f'{path} is not a readable bag: {error}') from error
     return closing(reader)
 
 
 def image_connections(reader: Any, path: Path, topic: str | None = None) -> list[Any]:
-    """The connections with images, on one topic or on all; FileError if there are none."""
+    """Find the connections with images, on one topic or all; raise FileError if there are none."""
     found = [c for c in reader.connections if c.msgtype in (RAW_IMAGE, COMPRESSED_IMAGE)]
     topics = sorted({connection.topic for connection in found})
     if not found:
@@ -48,7 +48,7 @@ def image_connections(reader: Any, path: Path, topic: str | None = None) -> list
 
 
 def decode_image(reader: Any, connection: Any, data: bytes) -> Image:
-    """The message's image; a damaged one makes reader or decoder throw anything."""
+    """Decode the image of a message; reader and decoder may raise anything for a damaged one."""
     return image_of(reader.deserialize(data, connection.msgtype), connection.msgtype)
 
 
@@ -57,7 +57,7 @@ def image_of(message: Any, kind: str) -> Image:
 
 
 def modern_info(message: Any) -> Any:
-    """A camera_info as ROS 2 has it: ROS 1 wrote K, D, R and P in capitals."""
+    """Convert a camera_info of ROS 1, whose fields K, D, R and P have capital names."""
     for name in 'kdrp':
         if not hasattr(message, name):
             object.__setattr__(message, name, getattr(message, name.upper()))

@@ -1,4 +1,4 @@
-"""A calibrated camera: pixels to rays and back, and its calibration in files and messages."""
+"""Calibrated cameras: pixels to rays and back, and calibrations in files and messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kp2d_core.images import Size
 
 Float = NDArray[np.float32]
 
-# distortion model -> how many coefficients it may have; the names are those of ROS
+# Distortion models by their names in ROS, with the numbers of coefficients they may have.
 MODELS = {
     '': (0, 4, 5, 8, 12, 14),
     'none': (0,),
@@ -27,15 +27,15 @@ MODELS = {
     'equidistant': (4,),
 }
 NO_ROTATION = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
-WIDEST = np.deg2rad(89)  # from the axis; beyond, x / z says nothing
-FOCAL_RANGE = 50.0  # times the image's longer side, either way: beyond, it is a mistake
-FAITHFUL = 0.1  # pixels that an undistorted point may be off when it is distorted again
+WIDEST = np.deg2rad(89)  # from the axis; x / z is useless beyond
+FOCAL_RANGE = 50.0  # largest ratio of focal length and longer side, either way; else a mistake
+FAITHFUL = 0.1  # px, largest error of a point that is undistorted and distorted again
 _STOP = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 100, 1e-4)  # 5 steps are pixels off
 
 
 @dataclass(frozen=True)
 class Camera:
-    """A pinhole camera with a lens, for images of one size. Equal if all values are."""
+    """A pinhole camera with lens distortion, for images of one size. Compares by value."""
 
     width: int
     height: int
@@ -43,7 +43,7 @@ class Camera:
     distortion: tuple[float, ...] = ()  # D: OpenCV's k1 k2 p1 p2 ..., or k1 k2 k3 k4 of a fisheye
     model: str = 'plumb_bob'  # a key of MODELS
     rotation: tuple[float, ...] = NO_ROTATION  # R, to the rectified frame
-    literal: Camera | None = None  # the same, if its binning or region is not to be applied
+    literal: Camera | None = None  # the same camera with binning and region ignored, if different
 
     def __post_init__(self) -> None:
         if not np.isfinite([*self.intrinsics, *self.distortion, *self.rotation]).all():
@@ -74,7 +74,7 @@ class Camera:
     def create(
         cls, size: Size, matrix: ArrayLike, distortion: ArrayLike = (), model: str | None = None
     ) -> Camera:
-        """From arrays. Without a model, the number of coefficients tells which it is."""
+        """Make a camera from arrays. Without a model, the number of coefficients selects it."""
         coefficients = finite_array(distortion, 'the calibration').ravel().tolist()
         if model is None:
             model = 'plumb_bob' if len(coefficients) <= 5 else 'rational_polynomial'
@@ -94,7 +94,7 @@ class Camera:
         return self.model == 'equidistant'
 
     def shift(self, other: Camera) -> float:
-        """How far pixels lie apart that both cameras see along one ray, at most, in pixels."""
+        """The largest distance between the pixels of the same ray in both cameras."""
         x, y = np.meshgrid(
             [0, self.width / 2, self.width - 1], [0, self.height / 2, self.height - 1]
         )
@@ -103,14 +103,14 @@ class Camera:
         return float(max(apart[np.isfinite(apart)], default=0.0))
 
     def of(self, size: Size) -> Camera | None:
-        """The camera of images of this size, if it is known."""
+        """Return the camera for images of this size, or None if it is unknown."""
         return next((c for c in (self, self.literal) if c is not None and c.size == size), None)
 
     def rays(self, points: NDArray[np.floating]) -> Matrix:
-        """(N, 2) pixels -> (N, 2) normalised (x / z, y / z): the ray of a point is (x, y, 1).
+        """Convert pixels (N, 2) to normalised (x / z, y / z): the ray of a point is (x, y, 1).
 
-        NaN where a wide lens sees what is beside the camera or behind it, and where the
-        distortion cannot be undone.
+        NaN for rays beside or behind the camera (wide lenses), and where the distortion cannot be
+        inverted.
         """
         pixels = np.asarray(points, np.float64).reshape(-1, 2)
         if not len(pixels):
@@ -127,13 +127,13 @@ class Camera:
             flat = cv2.undistortPoints(given, self.matrix, coefficients, criteria=_STOP)
         flat = np.asarray(flat, np.float64).reshape(-1, 2)
         off = np.linalg.norm(self.pixels(flat) - pixels, axis=1)
-        flat[~(off < FAITHFUL)] = np.nan  # the polynomial has turned back before it comes so far
+        flat[~(off < FAITHFUL)] = np.nan  # beyond the range where the polynomial increases
         return flat
 
     def pixels(self, rays: NDArray[np.floating]) -> Matrix:
-        """(N, 2) normalised (x / z, y / z) or (N, 3) rays -> (N, 2) pixels, distorted.
+        """Convert normalised (x / z, y / z) (N, 2) or rays (N, 3) to distorted pixels (N, 2).
 
-        NaN where z is not positive: behind the camera.
+        NaN for rays behind the camera (z not positive).
         """
         given = np.asarray(rays, np.float64)
         if given.shape[1] == 3:
@@ -154,20 +154,20 @@ class Camera:
         return np.asarray(found, np.float64).reshape(-1, 2)
 
     def bearings(self, points: NDArray[np.floating]) -> Float:
-        """`rays`, turned into the rectified frame."""
+        """Like `rays`, rotated into the rectified frame."""
         return self._through(points, np.array(self.rotation).reshape(3, 3))
 
     def undistort(self, points: NDArray[np.floating]) -> Float:
-        """(N, 2) pixels -> the pixels of a camera with the same K and no distortion; NaN as above.
+        """Convert pixels (N, 2) to those of a camera with the same K and no distortion.
 
-        An equidistant lens is no such camera even if all its coefficients are 0.
+        NaN as in `rays`. An equidistant lens has distortion even if all coefficients are 0.
         """
         if not self.fisheye and not any(self.distortion):
             return np.asarray(points, np.float32)
         return self._through(points, self.matrix)
 
     def _through(self, points: NDArray[np.floating], matrix: Matrix) -> Float:
-        """What a matrix makes of the points' rays, as (x / z, y / z)."""
+        """Multiply the rays of the points by a matrix; return (x / z, y / z)."""
         flat = self.rays(points)
         turned = np.column_stack([flat, np.ones(len(flat))]) @ matrix.T
         return np.asarray(turned[:, :2] / turned[:, 2:], np.float32)
@@ -181,14 +181,14 @@ class Camera:
         theta = np.linspace(0, WIDEST, 512)
         powers = np.array([theta**2, theta**4, theta**6, theta**8])
         bent = theta * (1 + coefficients @ powers)
-        # OpenCV takes none beyond 90 degrees, nor where the polynomial has turned back.
+        # OpenCV accepts no angle beyond 90 degrees, nor one where the polynomial decreases.
         flat[angle >= min(bent.max(), np.pi / 2)] = np.nan
         return flat
 
 
 @dataclass(frozen=True)
 class Region:
-    """What is read out of a sensor; of no size: all."""
+    """The region of a sensor that is read out; a size of 0 means all of it."""
 
     x_offset: int = 0
     y_offset: int = 0
@@ -198,7 +198,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Info:
-    """The fields of a sensor_msgs/CameraInfo, without ROS. The message itself will do as well."""
+    """The fields of a sensor_msgs/CameraInfo, without ROS. The functions also take the message."""
 
     width: int
     height: int
@@ -213,17 +213,17 @@ class Info:
 
 
 def camera_from_info(info: Any, is_rectified: bool = False) -> Camera | None:
-    """The camera of a CameraInfo; None if it says that the camera is not calibrated.
+    """Return the camera of a CameraInfo, or None if it is marked as uncalibrated.
 
-    Its P describes rectified images, its K, D and R those that the camera took. ValueError in a
-    sentence if it is damaged.
+    P describes rectified images; K, D and R describe the images that the camera took. Raise
+    ValueError if the message is damaged.
     """
-    if info.k[0] == 0.0:  # how an uncalibrated camera says so
+    if info.k[0] == 0.0:  # marks an uncalibrated camera
         return None
     change = rectified if is_rectified else read_out
     camera = _camera(change(info))
     if info.binning_x > 1 or info.binning_y > 1 or info.roi.width:
-        # Some drivers put them beside what was calibrated with them.
+        # Some drivers publish them although the calibration already includes them.
         whole = Info(
             info.width, info.height, info.k, info.d, info.r, info.p, info.distortion_model
         )
@@ -245,17 +245,17 @@ def pinhole_info(size: Size, intrinsics: Matrix) -> Info:
 
 
 def uncalibrated_info(size: Size) -> Info:
-    """K of zeros, as the message's definition asks of a camera without a calibration."""
+    """Return an info whose K is 0: the message definition asks this of uncalibrated cameras."""
     return Info(*size, (0.0,) * 9, r=(0.0,) * 9, distortion_model='')
 
 
 def scaled(info: Any, size: Size) -> Info:
-    """The calibration of the same images, resized."""
+    """Return the calibration of the images after resizing."""
     return _moved(info, size, resize_matrix((info.width, info.height), size))
 
 
 def read_out(info: Any) -> Info:
-    """Of a whole sensor's calibration, that of the region that is read out, in binned pixels."""
+    """Return the calibration of the region that is read out, in binned pixels."""
     by_x, by_y = max(1, info.binning_x), max(1, info.binning_y)
     width, height = info.roi.width or info.width, info.roi.height or info.height
     cut = shift_matrix(-info.roi.x_offset, -info.roi.y_offset)
@@ -264,7 +264,7 @@ def read_out(info: Any) -> Info:
 
 
 def rectified(info: Any) -> Info:
-    """Of rectified images, which P describes; as it is where P is not given."""
+    """Return the calibration of rectified images, from P; unchanged if P is not given."""
     if not info.p[0]:
         return read_out(info)
     straight = replace(read_out(info), d=(), r=NO_ROTATION, distortion_model='none')
@@ -272,12 +272,12 @@ def rectified(info: Any) -> Info:
 
 
 def names_rectified(topic: str) -> bool:
-    """image_proc calls them image_rect, image_rect_color; compressed ones too."""
+    """Whether image_proc would publish rectified images there: image_rect, image_rect_color."""
     return 'rect' in topic.removesuffix('/compressed').rpartition('/')[2].split('_')
 
 
 def _moved(info: Any, size: Size, pixels: Matrix) -> Info:
-    """The calibration of images whose pixels are moved by a 3x3 matrix."""
+    """Return the calibration after a 3x3 matrix has moved the pixels."""
     k, p = (pixels @ np.reshape(matrix, (3, -1)) for matrix in (info.k, info.p))
     return Info(
         *size, tuple(k.ravel().tolist()), tuple(info.d), tuple(info.r), tuple(p.ravel().tolist()),
@@ -286,7 +286,7 @@ def _moved(info: Any, size: Size, pixels: Matrix) -> Info:
 
 
 def read_calibration(path: str | Path) -> Info:
-    """A file as ROS's camera_calibration writes it; FileError if it is not one."""
+    """Read a file of ROS's camera_calibration; raise FileError if it is something else."""
     try:
         values = parse_yaml(read_text(Path(path).expanduser()))
 

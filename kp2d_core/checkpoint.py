@@ -1,4 +1,4 @@
-"""Our model files: safetensors with the architecture in the metadata. No torch needed to read."""
+"""Model files: safetensors with the architecture in the metadata. Read without torch."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Weights = dict[str, NDArray[Any]]
 
 @dataclass
 class Checkpoint:
-    """A KeyPointNet: its architecture, its weights (float32), and where they came from."""
+    """A KeyPointNet: its architecture, its weights (float32) and their origin."""
 
     architecture: Architecture
     weights: Weights
-    step: int = 0  # training steps behind the weights
-    evaluation: dict[str, Any] = field(default_factory=dict)  # figures measured for them
-    notes: str = ''  # a sentence on their origin
+    step: int = 0  # number of training steps
+    evaluation: dict[str, Any] = field(default_factory=dict)  # measured figures
+    notes: str = ''  # a sentence about the origin of the weights
     package_version: str = __version__  # of the package that wrote the file
 
     def __post_init__(self) -> None:
         check_weights(self.weights, self.architecture)
 
     def digest(self) -> str:
-        """SHA-256 over names, shapes and values: the identity of a model in caches."""
+        """SHA-256 of names, shapes and values, which identifies a model in caches."""
         sha = hashlib.sha256(json.dumps(self.architecture.to_dict(), sort_keys=True).encode())
         for name in sorted(self.weights):
             array = self.weights[name]
@@ -50,7 +50,7 @@ class Checkpoint:
 
 
 def check_weights(weights: Weights, architecture: Architecture) -> None:
-    """Raise FileError unless every entry is there, of the right shape, and finite."""
+    """Raise FileError unless every entry exists, has the right shape and is finite."""
     expected = architecture.parameter_shapes()
     missing = sorted(set(expected) - set(weights))
     if missing:
@@ -69,14 +69,14 @@ def check_weights(weights: Weights, architecture: Architecture) -> None:
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint, *, half: bool = False) -> None:
-    """Write atomically. `half` stores float16: half the size, for models that ship."""
+    """Write a model file atomically. `half` stores float16, for the shipped models."""
     weights = {name: np.asarray(v, order='C') for name, v in checkpoint.weights.items()}
     if half:
         weights = {
             name: value.astype(np.float16) if value.dtype == np.float32 else value
             for name, value in weights.items()
         }
-        check_weights(weights, checkpoint.architecture)  # nothing overflowed
+        check_weights(weights, checkpoint.architecture)  # detects an overflow
     metadata = {
         'format': FORMAT,
         'architecture': json.dumps(checkpoint.architecture.to_dict()),
@@ -91,7 +91,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint, *, half: bool = Fa
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read and check a .safetensors file of ours; float16 storage comes back as float32."""
+    """Read and check a model file; float16 becomes float32."""
     path = Path(path)
     if not path.is_file():
         raise FileError(f'there is no file {path}')
@@ -122,12 +122,12 @@ def _figures(values: Any) -> dict[str, Any]:
 
 
 def shipped_models() -> list[str]:
-    """Names of the models inside the package, as `KeypointDetector.load` takes them."""
+    """List the models in the package by the names that `KeypointDetector.load` takes."""
     return sorted(path.stem for path in WEIGHTS_FOLDER.glob('*.safetensors'))
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
-    """The file of a shipped name such as 'small', or the path itself."""
+    """Return the file of a shipped model such as 'small', or the path itself."""
     if str(name_or_path) in shipped_models():
         return WEIGHTS_FOLDER / f'{name_or_path}.safetensors'
     path = Path(name_or_path).expanduser()

@@ -1,4 +1,4 @@
-"""What comes from outside, checked in one way: numbers finite and in range, JSON and YAML tame."""
+"""Checks of input from outside: numbers are finite and in range, JSON and YAML limited in size."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from kp2d_core.files import LONGEST_TEXT
 
-MOST = 2**31 - 1  # of a whole number, if nothing else is said: what OpenCV and the runtimes take
-LARGEST_NUMBER = 2**64  # of a whole number in a document
+MOST = 2**31 - 1  # default limit of a whole number, which OpenCV and the runtimes still accept
+LARGEST_NUMBER = 2**64  # limit of a whole number in a document
 MOST_THREADS = 1024
-LINE = 100  # characters of a value that are told
-DEEPEST = 32  # lists in lists of a document
-MOST_VALUES = 100_000  # of a document; what YAML repeats by an alias counts each time
+LINE = 100  # characters of a value in an error message
+DEEPEST = 32  # limit of nesting in a document
+MOST_VALUES = 100_000  # limit of values in a document; each use of a YAML alias counts
 
 
 def whole(value: Any, name: str, *, least: int = 0, most: int = MOST) -> int:
-    """The value as an int if it is a whole number in range, Python's or NumPy's."""
+    """Return the value as an int if it is a whole number (Python or NumPy) in range."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -45,7 +45,7 @@ def number(
     above: float | None = None,
     most: float | None = None,
 ) -> float:
-    """The value as a float if it is finite and in range."""
+    """Return the value as a float if it is finite and in range."""
     try:
         if isinstance(value, bool | np.bool_ | str | bytes):
             raise TypeError
@@ -66,7 +66,7 @@ def number(
 
 
 def finite_array(values: Any, name: str) -> NDArray[np.float64]:
-    """The values as an array of finite numbers."""
+    """Return the values as an array if all are finite numbers."""
     try:
         result = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -77,7 +77,7 @@ def finite_array(values: Any, name: str) -> NDArray[np.float64]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A document without infinities; ValueError for anything else, however it is broken."""
+    """Parse a document without infinities; raise ValueError for anything else."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f'{constant} is not a number that JSON has')
@@ -90,7 +90,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """A document of plain values; ValueError for anything else, however it is broken."""
+    """Parse a document of plain values; raise ValueError for anything else."""
     import yaml
 
     _check_length(text)
@@ -99,13 +99,13 @@ def parse_yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(f'it is not YAML: {" ".join(str(error).split())}') from error
     except (RecursionError, OverflowError, TypeError, AttributeError) as error:
-        # A key that is a list, a date in the year 0, a nesting of thousands.
+        # For example a key that is a list, a date in the year 0, thousands of nested lists.
         reason = 'it is nested too deep' if isinstance(error, RecursionError) else error
         raise ValueError(f'it is not YAML that can be used: {reason}') from None
 
 
 def shown(value: Any) -> str:
-    """How a value is told in a sentence: never more than a line of it."""
+    """Format a value for an error message, in at most one line."""
     try:
         text = _SHORT.repr(value)
         return text if len(text) <= LINE else f'{text[:LINE]}...'
@@ -128,7 +128,7 @@ def _check_length(text: str | bytes) -> None:
 
 
 def _tame(document: Any) -> Any:
-    """The document itself, unless it is larger or deeper than any of ours or holds odd numbers."""
+    """Return the document; raise ValueError if it is too large or deep, or has extreme numbers."""
     left = MOST_VALUES
     level = [document]
     for _ in range(DEEPEST):
@@ -155,6 +155,6 @@ T = TypeVar('T')
 
 
 def setting(default: T, meaning: str) -> T:
-    """A field of a dataclass of settings, with what a user should know of it in one sentence."""
+    """Make a field of a settings dataclass, with its meaning for users in one sentence."""
     described: T = field(default=default, metadata={'meaning': meaning})
     return described

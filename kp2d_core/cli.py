@@ -1,4 +1,4 @@
-"""The `kp2d` command: finds the subcommand, turns a user's mistake into one sentence."""
+"""The `kp2d` command: runs a subcommand and reports a user's mistake in one sentence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kp2d_core.commands.arguments import HelpFormatter
 from kp2d_core.errors import FileError
 from kp2d_core.version import __version__
 
-# Each is kp2d_core/commands/<name>.py with `add_arguments(parser)` and `run(args) -> int`,
-# imported only when it is used; and an executable for `ros2 run kp2d_core <name>` (setup.py).
+# Each command is kp2d_core/commands/<name>.py with `add_arguments(parser)` and `run(args) -> int`,
+# imported only when it runs. setup.py makes an executable of it: `ros2 run kp2d_core <name>`.
 COMMANDS: dict[str, str] = {
     'train': 'train a model on images or ROS bags',
     'evaluate': 'measure models and classical methods on HPatches and other tests',
@@ -33,7 +33,7 @@ COMMANDS: dict[str, str] = {
     'import-checkpoint': "turn the KP2D authors' .ckpt into a .safetensors model",
 }
 
-# What a small installation leaves out, and the extra of setup.py that brings it.
+# Packages that a small installation lacks, and the extras of setup.py that install them.
 EXTRAS = {
     'torch': 'train',
     'tensorboard': 'train',
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = build_parser(command)
         args = parser.parse_args(arguments)
         code: int = args.run(args)
-        sys.stdout.flush()  # here, where a full disk can still be told
+        sys.stdout.flush()  # here, where a full disk can still be reported
         return code
     except KeyboardInterrupt:
         print(f'kp2d {command}: interrupted', file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         _forget_output()
         return 0
     except Exception as error:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def explain(error: Exception) -> str:
-    """What happened, in a sentence; '' if it is nothing that a user or the machine did."""
+    """Explain the error in a sentence; '' if neither the user nor the machine caused it."""
     if isinstance(error, FileError | ValueError):
         return ' '.join(str(error).split())
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
@@ -89,23 +89,23 @@ def explain(error: Exception) -> str:
 
 
 def _report(error: Exception, arguments: Sequence[str]) -> str:
-    """Keep all that is known of a fault of ours in a file, and say where it is."""
+    """Write all details of a fault of kp2d to a file and name that file."""
     what = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
     machine = f'kp2d {__version__}, Python {platform.python_version()}, {platform.platform()}'
-    told = f'{machine}\narguments: {list(arguments)}\n\n{traceback.format_exc()}'
+    details = f'{machine}\narguments: {list(arguments)}\n\n{traceback.format_exc()}'
     try:
         with tempfile.NamedTemporaryFile(
             'w', prefix='kp2d-fault-', suffix='.txt', delete=False, errors='replace'
         ) as file:
-            file.write(told)
-    except OSError:  # no room even for that
-        print(told, file=sys.stderr)
+            file.write(details)
+    except OSError:  # the disk is full
+        print(details, file=sys.stderr)
         return f'{what}. This is a fault of kp2d: please report it with the lines above'
     return f'{what}. This is a fault of kp2d: please report it with the file {file.name}'
 
 
 def _forget_output() -> None:
-    """Nothing can be written there any more, and Python would try again as it ends."""
+    """Redirect a broken standard output to nowhere: Python would flush it again at exit."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return
@@ -114,7 +114,7 @@ def _forget_output() -> None:
 
 
 def build_parser(wanted: str | None) -> argparse.ArgumentParser:
-    """The whole parser; only the wanted command is imported and has its arguments."""
+    """Build the parser of all commands; only the wanted one is imported and has its arguments."""
     parser = argparse.ArgumentParser(
         prog='kp2d', description='Learned keypoints for robots: train, evaluate, export, run.'
     )

@@ -1,6 +1,6 @@
-"""A first look: match two views of photographs that scikit-image ships, and save the overlays.
+"""Match two views of photographs that scikit-image ships, and save the overlays.
 
-With --hard, views that break descriptors: right matches are green, wrong ones red.
+With --hard, the views are very difficult: correct matches are green, wrong ones red.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def photograph(name: str) -> Image:
 
 
 def second_view(image: Image) -> Image:
-    """The photograph seen from elsewhere: turned, closer, in perspective, darker."""
+    """Render another view of the photograph: rotated, enlarged, in perspective, darker."""
     height, width = image.shape[:2]
     corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
     moved = corners + np.array([[-60, -20], [40, -60], [70, 50], [-30, 20]], np.float32)
@@ -98,7 +98,7 @@ def second_view(image: Image) -> Image:
 def hard_view(
     image: Image, degrees: float, enlarged: float, narrower: float
 ) -> tuple[Image, NDArray[np.float64]]:
-    """The photograph turned and closer around its middle, and narrower; where its pixels are."""
+    """Rotate, enlarge and stretch the photograph about its centre; return view and homography."""
     height, width = image.shape[:2]
     turn = cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), degrees, enlarged)
     squeeze = np.array([[1 / narrower, 0, (width - 1) / 2 * (1 - 1 / narrower)], [0, 1, 0]])

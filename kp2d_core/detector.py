@@ -1,4 +1,4 @@
-"""The detector: an image in, features out, whichever runtime does the work."""
+"""The detector: from an image to features, with any runtime."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
     from kp2d_core.images import ImageLike
 
-# A quarter more pixels than one scale, for points that are found again from nearer or further.
+# A quarter more pixels than one scale; points are found again at other distances.
 DEFAULT_SCALES = (1.0, 0.5)
-MOST_SCALES = 4  # for each of which a runtime keeps a compiled network
+MOST_SCALES = 4  # a runtime keeps a compiled network for each
 SCALE_RANGE = (0.1, 4.0)
-MOST_KEYPOINTS = 2000  # of an image, unless another number is asked for
+MOST_KEYPOINTS = 2000  # per image, by default
 MOST_RADIUS = 256  # pixels
 SCORE_THRESHOLD = 0.3  # black, flat and defocused images have almost no points above it
-NMS_RADIUS = 3.0  # pixels: each place once
-# Candidates asked for, times the keypoints wanted, by the network's cell: the rest are copies.
+NMS_RADIUS = 3.0  # pixels; each place gives one keypoint
+# Candidates to request per wanted keypoint, by cell size of the network: the others are copies.
 SPARE = {8: 3.0, 4: 1.35}
 COMPILER_THREAD = 'kp2d compiler'
-AT_ONCE = 0.05  # seconds: what compiles no longer than that is waited for
-PAUSE = 5.0  # seconds before something that could not be compiled is tried again
+AT_ONCE = 0.05  # seconds to wait for a compilation before old settings are used
+PAUSE = 5.0  # seconds before a failed compilation is tried again
 
 
 class Options(TypedDict, total=False):
@@ -148,9 +148,9 @@ class KeypointDetector:
         return found[0] if single else found
 
     def limit(self, max_keypoints: int | None, nms_radius: float, masked: bool) -> int | None:
-        """How many points to ask of the network; None: all of them."""
-        # A mask drops points after the network ranked them: ask for all then. So does the
-        # suppression of copies, but how many it drops is known well enough.
+        """Return how many points to request from the network; None: all of them."""
+        # A mask drops points after the network has ranked them, so request all. Suppression also
+        # drops points, but their share is known well enough.
         if max_keypoints is None or masked:
             return None
         return round(max_keypoints * SPARE[self.runtime.cell]) if nms_radius else max_keypoints
@@ -164,9 +164,9 @@ class KeypointDetector:
         scales: Sequence[float] | None = None,
         limit: int | None = None,
     ) -> None:
-        """Compile for batches of `count` images of a size, so that `detect` need not.
+        """Compile in advance for batches of `count` images of a size.
 
-        `limit` comes from the method `limit`. Another thread may call `detect` meanwhile.
+        `limit` is a result of the method `limit`. Another thread may call `detect` meanwhile.
         """
         image = np.zeros((size[1], size[0], 3), np.uint8)
         sizes = self.working_sizes(size, working_size, scales)
@@ -180,7 +180,7 @@ class KeypointDetector:
     def working_sizes(
         self, given: Size, working_size: Size | int | None, scales: Sequence[float] | None
     ) -> list[Size]:
-        """The sizes that the network runs at; ValueError if it cannot."""
+        """Return the sizes that the network runs at; raise ValueError if it cannot."""
         width, height = resolve_size(given, working_size)
         fixed = self.runtime.fixed_size
         if fixed is None:
@@ -196,7 +196,7 @@ class KeypointDetector:
 
 
 def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
-    """All different and in range, as floats; ValueError if not."""
+    """Return the scales as floats; raise ValueError unless they differ and are in range."""
     low, high = SCALE_RANGE
     try:
         values = tuple(number(scale, 'a scale', least=low, most=high) for scale in scales)
@@ -211,9 +211,9 @@ def check_scales(scales: Sequence[float]) -> tuple[float, ...]:
 
 
 def scaled_sizes(size: Size, scales: Sequence[float] | None) -> list[Size]:
-    """The image size at each scale, without duplicates; ValueError if one is out of range.
+    """Return the image size at each scale, without duplicates; raise ValueError if out of range.
 
-    None: the default scales, without those that are too small.
+    None selects the default scales, without those that are too small.
     """
     chosen = DEFAULT_SCALES if scales is None else check_scales(scales)
     sizes = [(round(size[0] * scale), round(size[1] * scale)) for scale in chosen]
@@ -229,12 +229,12 @@ def scaled_sizes(size: Size, scales: Sequence[float] | None) -> list[Size]:
 
 @dataclass(frozen=True)
 class Work:
-    """What compiled networks depend on."""
+    """The settings that a compiled network depends on."""
 
-    image_sizes: tuple[Size, ...]  # of the images that are detected in at once
+    image_sizes: tuple[Size, ...]  # of the images of one call
     working_size: int | None
     scales: tuple[float, ...]
-    limit: int | None  # keypoints to ask of the network; None: one for each cell
+    limit: int | None  # keypoints to request from the network; None: one per cell
 
     def __str__(self) -> str:
         width, height = self.image_sizes[0]
@@ -243,21 +243,21 @@ class Work:
 
 
 class Compiler:
-    """Compiles networks before they run, so that a stream of images does not wait for that."""
+    """Compiles networks in advance, so that a stream of images does not wait for it."""
 
     def __init__(self, detector: KeypointDetector, in_background: bool) -> None:
-        """in_background: old settings stay in use while the network is compiled for new ones."""
-        self.preparing = ''  # what the network is compiled for at present, for people
-        self.problem = ''  # why it could not be compiled for what was asked
+        """With `in_background`, old settings stay in use while the new ones are compiled."""
+        self.preparing = ''  # a description of the settings that are being compiled
+        self.problem = ''  # why the last compilation failed
         self._detector = detector
         self._in_background = in_background
-        self._ready: Work | None = None  # the last that was compiled
+        self._ready: Work | None = None  # the last one compiled
         self._failed: Work | None = None
         self._again_at = 0.0  # time.monotonic()
         self._thread: threading.Thread | None = None
 
     def ready_for(self, work: Work) -> Work:
-        """What is asked for or, while the network is compiled for it, what was before.
+        """Return the settings to use: these or, while they are being compiled, the previous ones.
 
         Only the first images of a size wait for the compiler.
         """
@@ -292,7 +292,7 @@ class Compiler:
                     limit=work.limit,
                 )
             self._ready, self._failed, self.problem = work, None, ''
-        except Exception as error:  # whatever a runtime raises: keep the old network
+        except Exception as error:  # a runtime may raise anything: keep the old network
             self._failed, self._again_at = work, time.monotonic() + PAUSE
             self.problem = f'the network cannot be compiled for {work}: {error}'
         finally:

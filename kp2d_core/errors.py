@@ -1,9 +1,9 @@
-"""The errors that are not ValueErrors: files that cannot be used."""
+"""Errors of files. Other mistakes of a user are ValueErrors."""
 
 
 class FileError(Exception):
-    """A file is missing, damaged, foreign or of the wrong shape; the message is one sentence."""
+    """A file is missing, damaged or of another format; the message is one sentence."""
 
 
 class ModelError(FileError):
-    """A model looked right when it was opened, and cannot be run."""
+    """A model could be opened but cannot be run."""

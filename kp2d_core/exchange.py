@@ -1,4 +1,4 @@
-"""Features and matches for other tools: .npz files, hloc's HDF5 files, COLMAP's database."""
+"""Features and matches for other tools: .npz files, HDF5 files of hloc, COLMAP databases."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from kp2d_core.matching import Matches, match
 
 Pair = tuple[int, int]  # indices of two images
 
-# Share of the matches of two images that one geometry must explain. Of unrelated photographs it
-# explains up to an eighth, and far more than COLMAP's least number: 15.
+# The geometry of two images must explain at least this share of their matches. For unrelated
+# photographs it explains up to an eighth, and far more than COLMAP's minimum of 15 matches.
 RELATED = 0.2
-ROOM = 32 << 20  # bytes that must be free to go on with a database
-CENTRE = 0.5  # what COLMAP adds to a pixel: (0.5, 0.5) is the centre of its top-left one
+ROOM = 32 << 20  # bytes that must be free before each write to a database
+CENTRE = 0.5  # COLMAP's coordinates of the centre of the top-left pixel are (0.5, 0.5)
 
 
 @dataclass(frozen=True)
 class Named:
-    """Features of images below a folder, by their names."""
+    """Features of the images below a folder, by name."""
 
     root: Path
-    names: list[str]  # paths below the root, with '/', as hloc and COLMAP know images
+    names: list[str]  # paths below the root, with '/': the names of images in hloc and COLMAP
     features: list[Features]
 
 
 def names_below(paths: Sequence[Path]) -> tuple[Path, list[str]]:
-    """The folder that holds all images, and their paths below it."""
+    """Return the common folder of all images, and their paths below it."""
     whole = [path.absolute() for path in paths]
     root = Path(os.path.commonpath([path.parent for path in whole]))
     return root, [path.relative_to(root).as_posix() for path in whole]
@@ -48,7 +48,7 @@ def names_below(paths: Sequence[Path]) -> tuple[Path, list[str]]:
 def match_all(
     named: Named, pairs: Iterable[Pair], **options: Any
 ) -> Iterator[tuple[Pair, Matches]]:
-    """`match` of each pair, one after the other."""
+    """Match the pairs one after the other."""
     for i, j in pairs:
         yield (i, j), match(named.features[i], named.features[j], **options)
 
@@ -56,9 +56,10 @@ def match_all(
 def choose_pairs(
     names: Sequence[str], listed: Path | None = None, window: int | None = None
 ) -> list[Pair]:
-    """All pairs of images; or each with the `window` after it; or those of a file.
+    """Return all pairs of images, each image with the next `window` images, or those of a file.
 
-    The file has two names in a line, as hloc writes them. FileError if one is not among `names`.
+    The file has two names per line, like a pairs file of hloc. Raise FileError for a name that is
+    not among `names`.
     """
     if listed is not None:
         return list(_read_pairs(listed, names))
@@ -81,14 +82,14 @@ def _read_pairs(path: Path, names: Sequence[str]) -> Iterator[Pair]:
 
 
 def save_npz(path: Path, features: Features) -> None:
-    """keypoints, scores, descriptors, scales, image_size."""
+    """Write keypoints, scores, descriptors, scales and image_size."""
     with atomic_write(path) as temporary:
         values: dict[str, Any] = features.rows() | {'image_size': np.array(features.image_size)}
         np.savez(temporary, **values)
 
 
 def save_matches_npz(path: Path, first: Features, second: Features, matches: Matches) -> None:
-    """keypoints0 and keypoints1 (M, 2) in pixels, indices (M, 2), distances, inliers."""
+    """Write keypoints0 and keypoints1 (M, 2) in pixels, indices (M, 2), distances and inliers."""
     a, b = matches.indices.T
     with atomic_write(path) as temporary:
         np.savez(
@@ -102,20 +103,20 @@ def save_matches_npz(path: Path, first: Features, second: Features, matches: Mat
 
 
 def save_hloc_features(path: Path, found: Iterable[tuple[str, Features]]) -> None:
-    """A group an image, as hloc's extractors write them."""
+    """Write one group per image, like the extractors of hloc."""
     with _hdf5(path) as file:
         for name, features in found:
             group = file.create_group(name)
             keypoints = group.create_dataset('keypoints', data=features.keypoints)
-            keypoints.attrs['uncertainty'] = 1.0  # px, which hloc's triangulation scales
-            group.create_dataset('descriptors', data=features.descriptors.T)  # one a column
+            keypoints.attrs['uncertainty'] = 1.0  # px, scales the thresholds of hloc
+            group.create_dataset('descriptors', data=features.descriptors.T)  # one per column
             group.create_dataset('scores', data=features.scores)
             group.create_dataset('scales', data=features.scales)
             group.create_dataset('image_size', data=np.array(features.image_size))
 
 
 def save_hloc_matches(path: Path, named: Named, matched: Iterable[tuple[Pair, Matches]]) -> None:
-    """A group a pair, as hloc's matchers write them: for each point its partner, or -1."""
+    """Write one group per pair, like the matchers of hloc: for each point its partner, or -1."""
     with _hdf5(path) as file:
         for (i, j), matches in matched:
             first, second = (named.names[index].replace('/', '-') for index in (i, j))
@@ -135,11 +136,11 @@ def save_colmap(
     matched: Iterable[tuple[Pair, Matches]],
     camera: Camera | None = None,
 ) -> int:
-    """A COLMAP database with cameras, images, keypoints, matches and two-view geometries.
+    """Write a COLMAP database: cameras, images, keypoints, matches and two-view geometries.
 
-    camera  of all images; without it COLMAP guesses one, or reads it from EXIF
+    camera  of all images; None: COLMAP reads the focal length from EXIF or guesses it
 
-    Gives the number of pairs that one geometry explains. A reconstruction is then
+    Return the number of verified pairs. To reconstruct, run
     `pycolmap.incremental_mapping(path, root, output)` or `colmap mapper`.
     """
     import pycolmap
@@ -174,7 +175,7 @@ def save_colmap(
                 cameras[images[i].camera_id], points[i], cameras[images[j].camera_id], points[j],
                 kept, verify,
             )  # fmt: skip
-            if geometry.config == degenerate:  # COLMAP's mapper would use its matches all the same
+            if geometry.config == degenerate:  # COLMAP's mapper would use its matches anyway
                 geometry.inlier_matches = np.empty((0, 2), np.uint32)
             database.write_two_view_geometry(*ids, geometry)
             verified += len(geometry.inlier_matches) > 0
@@ -183,7 +184,7 @@ def save_colmap(
 
 
 def colmap_camera(camera: Camera) -> tuple[str, list[float]]:
-    """The name of COLMAP's model for this lens, and its parameters."""
+    """Return the name of COLMAP's camera model for this lens, and its parameters."""
     fx, fy = camera.intrinsics[0], camera.intrinsics[4]
     pinhole = [fx, fy, camera.intrinsics[2] + CENTRE, camera.intrinsics[5] + CENTRE]
     lens = list(camera.distortion)
@@ -200,7 +201,7 @@ def colmap_camera(camera: Camera) -> tuple[str, list[float]]:
 
 @contextmanager
 def _hdf5(path: Path) -> Iterator[Any]:
-    """A new HDF5 file, there once it is whole."""
+    """Write a new HDF5 file atomically."""
     import h5py
 
     with atomic_write(path) as temporary, _Sink(temporary, 'w+') as sink:
@@ -211,7 +212,7 @@ def _hdf5(path: Path) -> Iterator[Any]:
 
 
 class _Sink(io.FileIO):
-    """A file that notes what goes wrong: told of a full disk, HDF5 crashes the process."""
+    """A file that stores errors instead of raising them: HDF5 crashes on a full disk."""
 
     failure: OSError | None = None
 
@@ -219,7 +220,7 @@ class _Sink(io.FileIO):
         if self.failure is None:
             try:
                 written = 0
-                while written < len(data):  # a call may write a part
+                while written < len(data):  # a call may write only a part
                     written += super().write(memoryview(data)[written:]) or 0
             except OSError as error:
                 self.failure = error
@@ -235,7 +236,7 @@ class _Sink(io.FileIO):
 
 @contextmanager
 def _database(path: Path, temporary: Path) -> Iterator[None]:
-    """COLMAP's errors as ours, and nothing left of what SQLite keeps beside its file."""
+    """Convert COLMAP's errors to FileError, and remove the auxiliary files of SQLite."""
     _need_room(path)
     try:
         yield
@@ -247,13 +248,13 @@ def _database(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def _need_room(path: Path) -> None:
-    """On a full disk COLMAP ends the process."""
+    """Raise an error before the disk is full, where COLMAP would end the process."""
     if shutil.disk_usage(path.parent).free < ROOM:
         raise FileError(f'cannot write {path}: less than {ROOM >> 20} MB are left on the disk')
 
 
 class _quiet:
-    """COLMAP tells every image that it reads: warnings alone while in use."""
+    """Make COLMAP log warnings only, not every image that it reads."""
 
     def __init__(self, pycolmap: Any) -> None:
         self.logging = pycolmap.logging

@@ -1,4 +1,4 @@
-"""Reading no more than is sensible, and writing so that nothing ever leaves half of a file."""
+"""Read files up to a size limit; write files and folders atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _cleaned: set[Path] = set()
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:
-    """All bytes of a file; FileError if it cannot be read or has more than `most` of them."""
+    """Read a file; raise FileError if that fails or it has more than `most` bytes."""
     try:
         with Path(path).open('rb') as file:
             data = file.read(most + 1)
@@ -38,16 +38,16 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; it replaces `path` on success, else it goes.
+    """Yield a temporary path in the same folder. On success it replaces `path`.
 
-    What a killed process left behind in the folder goes with the first file that is written there.
+    The first write to a folder also removes the partial files of killed processes there.
 
     >>> with atomic_write('weights.safetensors') as temporary:
     ...     temporary.write_bytes(data)
     """
     path = Path(path)
     try:
-        if path.is_symlink():  # what it leads to is to be written, not the link
+        if path.is_symlink():  # write the target, not the link
             path = path.resolve()
         if path.exists() and not path.is_file():
             raise FileError(f'cannot write {path}: it is not a regular file')
@@ -73,9 +73,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path to make a file or folder at; it becomes `path` on success, else it goes.
+    """Yield a temporary path for a file or folder. On success it is renamed to `path`.
 
-    Nothing is replaced: a FileError if there is something at `path`, at the beginning or the end.
+    Nothing is replaced: raise FileError if `path` exists, at the start or at the end.
     """
     path = Path(path)
     try:
@@ -103,9 +103,9 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """While in use, no other process gets the same folder so: there it is a ValueError.
+    """Lock the folder: raise ValueError if another process holds the lock.
 
-    The system releases it when the process ends, however it ends.
+    The system releases the lock when the process ends, even if it is killed.
     """
     try:
         file = (folder / '.lock').open('w')
@@ -122,12 +122,12 @@ def sole_use(folder: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what was begun here by atomic_write or atomic_folder and killed, nothing in use."""
-    with suppress(OSError):  # a folder that cannot be cleaned may still be written to
+    """Remove partial files of killed processes, but none that is still being written."""
+    with suppress(OSError):  # a folder that cannot be cleaned may still be writable
         for leftover in folder.glob(f'.*{MARK}*'):
             handle = os.open(leftover, os.O_RDONLY)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or its writer is alive
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its writer is alive
                 if leftover.is_dir():
                     shutil.rmtree(leftover, ignore_errors=True)
                 else:
@@ -139,10 +139,10 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _locked_folder(path: Path) -> tuple[int, Path]:
-    """A new folder beside `path`, locked likewise."""
+    """Make a new folder next to `path`, locked like `_locked_file`."""
     while True:
         name = tempfile.mkdtemp(prefix=f'.{path.name[:100]}.', suffix=MARK, dir=path.parent)
-        with suppress(FileNotFoundError):  # another process took it for a leftover
+        with suppress(FileNotFoundError):  # another process removed it as a leftover
             handle = os.open(name, os.O_RDONLY)
             with suppress(OSError):  # not every file system has locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -152,14 +152,14 @@ def _locked_folder(path: Path) -> tuple[int, Path]:
 
 
 def _locked_file(path: Path) -> tuple[int, Path]:
-    """A new file beside `path`, locked for as long as the handle is open or the process lives."""
+    """Make a new file next to `path`, locked until the handle is closed or the process ends."""
     while True:
         handle, name = tempfile.mkstemp(
             prefix=f'.{path.name[:100]}.', suffix=MARK + path.suffix, dir=path.parent
         )
         with suppress(OSError):  # not every file system has locks
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if Path(name).exists():  # or another process took it for a leftover before it was locked
+        if Path(name).exists():  # else another process removed it before it was locked
             return handle, Path(name)
         os.close(handle)
 

@@ -1,7 +1,7 @@
-"""How large an image file says that it is, read before anything is decoded.
+"""Read the size of an image from the header of its file, before decoding.
 
-A header of a few bytes can claim gigabytes, and OpenCV believes it. What is not understood here is
-not decoded at all.
+A header of a few bytes can claim gigabytes, and OpenCV would allocate them. A file whose header is
+not understood here is not decoded.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 
 Size = tuple[int, int]  # width, height
 
-MOST_PARTS = 100_000  # of a file; a photograph of 64 megapixels has 20,000
-MOST_SCANS = 100  # of a progressive JPEG, each of which takes a pass over all pixels; 10 are usual
-MOST_TEXTS = 16  # compressed ones in a PNG, each of which takes up to 8 MB
+MOST_PARTS = 100_000  # per file; a photograph of 64 megapixels has 20,000
+MOST_SCANS = 100  # of a progressive JPEG; each takes a pass over all pixels, 10 are usual
+MOST_TEXTS = 16  # compressed texts in a PNG; each takes up to 8 MB
 
 
 class HeaderError(ValueError):
-    """There is no size to be read; the message says why."""
+    """The size cannot be read; the message explains why."""
 
 
 def declared_size(data: bytes) -> Size:
-    """Width and height of the image, or more if decoding it takes more; HeaderError if none."""
+    """Return width and height, or more if decoding needs more; raise HeaderError if unreadable."""
     for signature, offset, read in _READERS:
         if data.startswith(signature, offset):
             try:
@@ -38,7 +38,7 @@ def declared_size(data: bytes) -> Size:
 
 
 def _png(data: bytes) -> Size:
-    """The header chunk; and no chunk may be longer than the file, as memory is taken for it."""
+    """Read the header chunk. No chunk may be longer than the file: memory is allocated for it."""
     if data[12:16] != b'IHDR':
         raise HeaderError('it does not begin with a header')
     width, height = struct.unpack_from('>II', data, 16)
@@ -61,7 +61,7 @@ def _png(data: bytes) -> Size:
 def _jpeg(data: bytes) -> Size:
     at = 2
     for _ in range(MOST_PARTS):
-        at = data.index(b'\xff', at)  # as libjpeg, over whatever does not belong there
+        at = data.index(b'\xff', at)  # skips unknown bytes, like libjpeg
         while data[at] == 0xFF:
             at += 1
         marker = data[at]
@@ -91,11 +91,11 @@ def _bmp(data: bytes) -> Size:
         width, height = struct.unpack_from('<HH', data, 18)
     else:
         width, height = struct.unpack_from('<ii', data, 18)
-    return abs(width), abs(height)  # rows from the top have a negative height
+    return abs(width), abs(height)  # a negative height means that rows start at the top
 
 
 def _webp(data: bytes) -> Size:
-    """The canvas, or the picture itself if it is larger."""
+    """Read the size of the canvas, or of the picture if that is larger."""
     at, width, height = 12, 0, 0
     for _ in range(MOST_PARTS):
         kind, length = struct.unpack_from('<4sI', data, at)
@@ -115,10 +115,10 @@ def _webp(data: bytes) -> Size:
 
 
 def _tiff(data: bytes) -> Size:
-    """Of the first page; a tile is decoded as a whole, so it counts if it is larger."""
+    """Read the size of the first page, or of a tile if larger: tiles are decoded as a whole."""
     order = '<' if data[:2] == b'II' else '>'
     (version,) = struct.unpack_from(f'{order}H', data, 2)
-    if version == 43:  # of files beyond 4 GB
+    if version == 43:  # BigTIFF
         (at,) = struct.unpack_from(f'{order}Q', data, 8)
         (count,) = struct.unpack_from(f'{order}Q', data, at)
         first, step, field = at + 8, 20, 12
@@ -128,7 +128,7 @@ def _tiff(data: bytes) -> Size:
         first, step, field = at + 2, 12, 8
     if count > MOST_PARTS or first + count * step > len(data):
         raise HeaderError('its header is cut short')
-    values = {256: 0, 257: 0, 322: 0, 323: 0}  # width, height, those of a tile
+    values = {256: 0, 257: 0, 322: 0, 323: 0}  # width, height, tile width, tile height
     for entry in range(first, first + count * step, step):
         tag, kind = struct.unpack_from(f'{order}HH', data, entry)
         if tag in values and kind in _TIFF_NUMBERS:
@@ -138,7 +138,7 @@ def _tiff(data: bytes) -> Size:
 
 
 def _netpbm(data: bytes) -> Size:
-    """PBM, PGM, PPM: numbers with comments between them; PFM the same without."""
+    """Read PBM, PGM, PPM (numbers with comments between them) and PFM (without comments)."""
     found = _NETPBM.match(data[:4096])
     if found is None:
         raise HeaderError('its header is cut short')
@@ -159,21 +159,21 @@ def _sun_raster(data: bytes) -> Size:
 
 
 def _jpeg2000(data: bytes) -> Size:
-    """Of the code stream, where the decoder takes it from: the whole grid, and a tile of it."""
+    """Read the size from the code stream, like the decoder: the grid, or a tile if larger."""
     starts = [found.end() for found in re.finditer(rb'\xff\x4f\xff\x51', data)]
     sides = [struct.unpack_from('>IIIIII', data, at + 4) for at in starts]
     return max(max(s[0], s[4]) for s in sides), max(max(s[1], s[5]) for s in sides)
 
 
 def _avif(data: bytes) -> Size:
-    """The largest of all that are inside, thumbnails and tiles of a grid among them."""
+    """Return the largest of all images in the file, including thumbnails and tiles of a grid."""
     starts = [found.end() for found in re.finditer(b'ispe', data)]
     sides = [struct.unpack_from('>II', data, at + 4) for at in starts]
     return max(width for width, _ in sides), max(height for _, height in sides)
 
 
 def _largest(pattern: bytes, data: bytes) -> int:
-    """Wherever the header ends: a comment in it may look like one, too."""
+    """Return the largest number that matches anywhere: the end of the header is unknown."""
     return max((int(found[1]) for found in re.finditer(pattern, data)), default=0)
 
 
@@ -188,7 +188,7 @@ _TIFF_NUMBERS = {1: 'B', 3: 'H', 4: 'I', 16: 'Q'}
 _SPACE = rb'(?:\s|#[^\r\n]*[\r\n])+'
 _NETPBM = re.compile(rb'P[1-6Ff]' + _SPACE + rb'(\d{1,9})' + _SPACE + rb'(\d{1,9})(?!\d)')
 
-# Signature, where it stands, and what reads the size.
+# Signature, its position, and the function that reads the size.
 _READERS: tuple[tuple[bytes, int, Callable[[bytes], Size]], ...] = (
     (b'\xff\xd8\xff', 0, _jpeg),
     (b'\x89PNG\r\n\x1a\n', 0, _png),

@@ -1,6 +1,6 @@
-"""What counts as an image: files, arrays, tensors and ROS messages as uint8 RGB or gray.
+"""Convert files, arrays, tensors and ROS messages to uint8 images, RGB or gray.
 
-Messages need no ROS: any object with the fields of sensor_msgs/Image will do, as bags have them.
+ROS is not needed: any object with the fields of sensor_msgs/Image will do.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 Image = NDArray[np.uint8]
 CHANNELS = (1, 3, 4)
 
-MINIMUM_SIDE = 3 * CELL  # below it, every cell belongs to the border ring, which has no keypoints
+MINIMUM_SIDE = 3 * CELL  # a smaller image has only border cells, which have no keypoints
 IMAGE_SUFFIXES = frozenset(
     {'.bmp', '.jpeg', '.jpg', '.pgm', '.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp'}
 )
 MEGAPIXEL = 1 << 20
-MOST_READ, MOST_RUN = 64, 16  # megapixels that are decoded, and that the network runs at
+MOST_READ, MOST_RUN = 64, 16  # limits in megapixels: of decoding, of the network
 LIMIT = 'KP2D_MAX_MEGAPIXELS'  # the environment variable that raises both
 LARGEST_FILE = 1 << 29  # bytes
-MAXIMUM_BYTES = 1 << 30  # a frame that claims more is damaged
+MAXIMUM_BYTES = 1 << 30  # a larger frame must be damaged
 
 # encoding -> (channels, bytes per channel, conversion to RGB or None if it is RGB or gray already)
 PACKED: dict[str, tuple[int, int, int | None]] = {
@@ -53,7 +53,7 @@ PACKED: dict[str, tuple[int, int, int | None]] = {
     'mono8': (1, 1, None),
     'mono16': (1, 2, None),
     '8UC1': (1, 1, None),
-    '8UC3': (3, 1, cv2.COLOR_BGR2RGB),  # by OpenCV's habit, as cv_bridge takes it
+    '8UC3': (3, 1, cv2.COLOR_BGR2RGB),  # OpenCV's order of channels, as in cv_bridge
     '8UC4': (4, 1, cv2.COLOR_BGRA2RGB),
     '16UC1': (1, 2, None),
     # OpenCV names a Bayer pattern by its second row, ROS by its first.
@@ -65,7 +65,7 @@ PACKED: dict[str, tuple[int, int, int | None]] = {
     'bayer_bggr16': (1, 2, cv2.COLOR_BayerRG2RGB),
     'bayer_gbrg16': (1, 2, cv2.COLOR_BayerGR2RGB),
     'bayer_grbg16': (1, 2, cv2.COLOR_BayerGB2RGB),
-    # Two bytes a pixel: U Y V Y and Y U Y V.
+    # Two bytes per pixel: U Y V Y and Y U Y V.
     'yuv422': (2, 1, cv2.COLOR_YUV2RGB_UYVY),
     'uyvy': (2, 1, cv2.COLOR_YUV2RGB_UYVY),
     'yuv422_yuy2': (2, 1, cv2.COLOR_YUV2RGB_YUYV),
@@ -78,12 +78,12 @@ ENCODINGS = (*PACKED, *_PLANAR)
 
 
 def to_image(given: Any, name: str = 'image') -> Image:
-    """Anything that is an image, as HxW or HxWx3 uint8; FileError or ValueError if it is none.
+    """Convert to HxW or HxWx3 uint8; raise FileError or ValueError if it is not an image.
 
     path          a file that OpenCV reads
     PIL image     gray if its mode is L, else RGB
     array         HxW, HxWx1, HxWx3 (RGB) or HxWx4 (RGBA); uint8, or floats in 0..1
-    torch tensor  the same, or with the channels first, which is what torch's own functions give
+    torch tensor  the same, or with channels first, as usual in torch
     """
     if isinstance(given, str | os.PathLike):
         return check_image(read_image(Path(given)), str(given))
@@ -103,7 +103,7 @@ def to_image(given: Any, name: str = 'image') -> Image:
 
 
 def _from_tensor(tensor: Any) -> NDArray[Any]:
-    """Channels last: no image is so small that 1, 3 or 4 could be its height or width."""
+    """Move channels to the end. No image has a side of 1, 3 or 4, so the axis is unambiguous."""
     tensor = tensor.detach()
     pixels: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
     if pixels.ndim == 3 and pixels.shape[0] in CHANNELS and pixels.shape[2] not in CHANNELS:
@@ -122,7 +122,7 @@ def _from_floats(pixels: NDArray[Any], name: str) -> Image:
 
 
 def check_image(image: Any, name: str = 'image') -> Image:
-    """The image itself if it is HxW or HxWx3 uint8 and large enough, else a ValueError."""
+    """Return the image if it is HxW or HxWx3 uint8 and large enough; else raise ValueError."""
     if not isinstance(image, np.ndarray):
         raise ValueError(
             f'{name} must be a path, an array, a PIL image or a torch tensor, '
@@ -144,14 +144,14 @@ def check_image(image: Any, name: str = 'image') -> Image:
 
 
 def to_gray(image: Image) -> Image:
-    """HxW of an RGB or gray image."""
+    """Convert an RGB or gray image to HxW."""
     if image.ndim == 2 or image.shape[2] == 1:
         return image.reshape(image.shape[:2])
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
 
 
 def check_mask(mask: Any, image_size: Size) -> Image:
-    """The mask as uint8 if it is HxW, bool or uint8, and of the image's size."""
+    """Return the mask as uint8 if it is HxW, bool or uint8, with the size of the image."""
     if not isinstance(mask, np.ndarray) or mask.dtype not in (np.uint8, np.bool_):
         raise ValueError('mask must be a numpy array of bool or uint8')
     if mask.shape != (image_size[1], image_size[0]):
@@ -167,7 +167,7 @@ def size_of(image: Image) -> Size:
 
 
 def most_pixels(megapixels: int) -> int:
-    """The limit in pixels; the environment variable KP2D_MAX_MEGAPIXELS overrides it."""
+    """Return the limit in pixels; the environment variable KP2D_MAX_MEGAPIXELS overrides it."""
     wanted = os.environ.get(LIMIT)
     if not wanted:
         return megapixels * MEGAPIXEL
@@ -178,7 +178,7 @@ def most_pixels(megapixels: int) -> int:
 
 
 def check_pixels(size: Size, megapixels: int, what: str) -> None:
-    """ValueError if the size has more pixels than the limit; `what` has them, or would."""
+    """Raise ValueError if the size has too many pixels; `what` starts the sentence."""
     most = most_pixels(megapixels)
     if size[0] * size[1] > most:
         raise ValueError(
@@ -188,9 +188,9 @@ def check_pixels(size: Size, megapixels: int, what: str) -> None:
 
 
 def decode_image(data: bytes, flags: int, name: str) -> Image:
-    """The content of an image file as RGB, or gray if `flags` of OpenCV let it; else ValueError.
+    """Decode an image file to RGB, or gray if OpenCV's `flags` allow it; raise ValueError.
 
-    The size is checked before anything is decoded: a file of 35 bytes can claim gigabytes.
+    The size is checked before decoding: a file of 35 bytes can claim gigabytes.
     """
     try:
         check_pixels(declared_size(data), MOST_READ, f'{name} has')
@@ -207,7 +207,7 @@ def decode_image(data: bytes, flags: int, name: str) -> Image:
 
 
 def read_image(path: str | Path) -> Image:
-    """An image file as RGB uint8; FileError if it is not there, too large or not an image."""
+    """Read an image as RGB uint8; raise FileError if it is missing, too large or not an image."""
     data = read_file(path, LARGEST_FILE)
     try:
         return decode_image(data, cv2.IMREAD_COLOR, str(path))
@@ -216,7 +216,7 @@ def read_image(path: str | Path) -> Image:
 
 
 def find_images(paths: list[Path]) -> list[Path]:
-    """Files as they are given, folders searched for images, links followed, sorted."""
+    """List the given files and the images in the given folders, sorted; links are followed."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -227,7 +227,7 @@ def find_images(paths: list[Path]) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below, each folder once, however many links lead to it."""
+    """List all files below a folder; enter each folder once, even if several links lead to it."""
     seen: set[str] = set()
     for where, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(where)
@@ -235,16 +235,16 @@ def _files(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        # The same order on every file system, and links last: a folder goes by its own name.
+        # The same order on every file system; links come last, so folders keep their own names.
         folders.sort(key=lambda name: (Path(where, name).is_symlink(), name))
         yield from (Path(where, name) for name in names)
 
 
 def resize(image: Image, size: Size) -> Image:
-    """Averaged where a side shrinks, interpolated where it grows.
+    """Resize: average where a side shrinks, interpolate where it grows.
 
-    In two steps where one does this and the other that: OpenCV's area method then samples pixels
-    off their centres, and keypoints would be off by as much.
+    If one side shrinks and the other grows, resize in two steps: OpenCV's area method would then
+    sample beside the pixel centres and shift keypoints.
     """
     shrunk = min(size[0], image.shape[1]), min(size[1], image.shape[0])
     if shrunk != size_of(image):
@@ -274,9 +274,9 @@ def resolve_size(given: Size, working_size: Size | int | None) -> Size:
 
 
 def decode(message: Any) -> Image:
-    """The pixels of a sensor_msgs/Image, HxWx3 RGB or HxW if it is gray, maybe a view of its data.
+    """Decode a sensor_msgs/Image to HxWx3 RGB or HxW gray; the result may be a view of its data.
 
-    16-bit values are scaled to 8 bits (65535 -> 255). A damaged message is a ValueError.
+    16-bit values are scaled to 8 bits (65535 -> 255). Raise ValueError if it is damaged.
     """
     width, height, encoding = message.width, message.height, message.encoding
     if width < 1 or height < 1:
@@ -310,7 +310,7 @@ def _decode_planar(message: Any, conversion: int) -> Image:
 
 
 def rows_of(message: Any, count: int, used: int) -> Image:
-    """The used part of each row, as a view that steps over the padding."""
+    """Return the used part of each row, as a view that skips the padding."""
     check_pixels((message.width, message.height), MOST_READ, 'the image has')
     step = message.step
     if step < used:
@@ -334,7 +334,7 @@ def _native(rows: Image, big_endian: bool) -> NDArray[np.uint16]:
 
 
 def decode_compressed(message: Any) -> Image:
-    """The pixels of a sensor_msgs/CompressedImage (JPEG, PNG, ...), RGB, or gray if stored so."""
+    """Decode a sensor_msgs/CompressedImage (JPEG, PNG, ...) to RGB, or gray if stored so."""
     if 'compressedDepth' in message.format:
         raise ValueError('a compressedDepth image holds depths, not intensities')
     data = bytes(message.data)

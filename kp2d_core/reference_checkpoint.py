@@ -1,13 +1,13 @@
-"""Reading the authors' .ckpt files without running anything that is pickled in them.
+"""Read the authors' .ckpt files without running code that is pickled in them.
 
-Tested on files that were made in the structure of theirs; no file of theirs was at hand.
+This was tested on files of the same structure; no file of the authors was at hand.
 
 Such a file is a torch pickle of {'state_dict': tensors, 'config': yacs CfgNode}, either in the
-zip format (torch >= 1.6) or in the older stream format. The pickle machine runs here with a table
-of the few names such a file needs, each bound to something inert of ours: no name is ever
-imported, and any other name refuses the file. Nor does it unfold into more than it is: torch does
-not compress, so all tensors together are smaller than the file; and what the pickle builds is
-counted before the machine runs.
+zip format (torch >= 1.6) or in the older stream format. The unpickler knows the few names that
+such a file needs and binds each to a harmless class of this file. It never imports a name, and
+refuses files with other names. A file cannot exhaust the memory either: torch does not compress,
+so all tensors together are smaller than the file, and the objects of a pickle are counted before
+it is loaded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from kp2d_core.checks import shown, whole
 from kp2d_core.errors import FileError
 from kp2d_core.files import read_file
 
-LARGEST_FILE = 1 << 30  # bytes; the authors' have 22 MB
-MOST_STEPS = 50_000  # of a pickle; the authors' have a few thousand
-LARGEST_TUPLE = 200  # values, those of the tuples inside it too
+LARGEST_FILE = 1 << 30  # bytes; the authors' files have 22 MB
+MOST_STEPS = 50_000  # of a pickle; the authors' files have a few thousand
+LARGEST_TUPLE = 200  # values, including those of nested tuples
 _STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 _STREAM_PROTOCOL = 1001
 _STORAGE_TYPES: dict[str, str] = {
@@ -48,7 +48,7 @@ _STORAGE_TYPES: dict[str, str] = {
 
 
 def read_reference_checkpoint(path: str | Path, variant: str | None = None) -> Checkpoint:
-    """The authors' file as a Checkpoint; `variant` ('v0' ... 'v4') overrides its own word."""
+    """Read a file of the authors; `variant` ('v0' to 'v4') overrides the variant in the file."""
     path = Path(path)
     try:
         data = read_file(path, LARGEST_FILE)
@@ -58,16 +58,16 @@ def read_reference_checkpoint(path: str | Path, variant: str | None = None) -> C
         return Checkpoint(architecture, weights, notes=f'imported from {path.name}')
     except FileError as error:
         raise FileError(f'{path} cannot be imported: {error}') from error
-    except Exception as error:  # a damaged pickle can fail in any way at all
+    except Exception as error:  # a damaged pickle can raise anything
         raise FileError(f'{path} cannot be imported: it is damaged ({shown(error)})') from error
 
 
 class _Config(dict[str, Any]):
-    """Stands in for yacs' CfgNode: a dict whose attributes nobody looks at."""
+    """Replaces CfgNode of yacs: a dict, whose attributes are ignored."""
 
 
 class _Storage:
-    """The numbers behind a tensor; in the stream format they follow after the pickle."""
+    """The values of a tensor; in the stream format they follow after the pickle."""
 
     def __init__(self, dtype: np.dtype[Any], count: int) -> None:
         if not isinstance(dtype, np.dtype):
@@ -87,7 +87,7 @@ class _Storage:
 
 
 class _Tensor:
-    """A tensor to be cut from its storage once that is filled."""
+    """A tensor that is cut from its storage once that is filled."""
 
     def __init__(
         self, storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...],
@@ -120,7 +120,7 @@ def _parameter(tensor: _Tensor, *_: Any) -> _Tensor:
 
 _KNOWN_NAMES: dict[tuple[str, str], Any] = {
     ('collections', 'OrderedDict'): OrderedDict,
-    ('__builtin__', 'set'): set,  # CfgNode keeps its deprecated names in one
+    ('__builtin__', 'set'): set,  # CfgNode has a set of deprecated names
     ('builtins', 'set'): set,
     ('yacs.config', 'CfgNode'): _Config,
     ('torch._utils', '_rebuild_tensor_v2'): _Tensor,
@@ -130,7 +130,7 @@ _KNOWN_NAMES: dict[tuple[str, str], Any] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the names above and no others."""
+    """Knows only the names above."""
 
     def __init__(self, file: io.BytesIO, load_storage: Callable[[Any], _Storage]) -> None:
         super().__init__(file, encoding='latin1')
@@ -152,7 +152,7 @@ def _no_storage(_: Any) -> NoReturn:
     raise FileError('there is a tensor where none belongs')
 
 
-# What torch writes, with the strings of Python 2 too. PUT and GET have three forms each.
+# The opcodes that torch writes, and the strings of Python 2. PUT and GET have three forms each.
 _STEPS = frozenset(
     'PROTO FRAME MARK STOP GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD BINPERSID NONE NEWTRUE '
     'NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT STRING BINSTRING '
@@ -162,11 +162,11 @@ _STEPS = frozenset(
     'PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET'.split()
 )
 _IN_PLACE = frozenset('APPEND APPENDS SETITEM SETITEMS ADDITEMS BUILD'.split())
-_NAME = 0  # the size of a name on the stack: it holds nothing, and nothing may be set in it
+_NAME = 0  # the size of a name on the stack: it holds no values and cannot be changed
 
 
 def _load(file: io.BytesIO, load_storage: Callable[[Any], _Storage]) -> Any:
-    """The next pickle in the file."""
+    """Load the next pickle in the file."""
     begin = file.tell()
     _check_steps(file)
     file.seek(begin)
@@ -174,12 +174,12 @@ def _load(file: io.BytesIO, load_storage: Callable[[Any], _Storage]) -> Any:
 
 
 def _check_steps(file: io.BytesIO) -> None:
-    """Refuse a pickle that takes more memory or time than a checkpoint's, without running it.
+    """Refuse a pickle that takes more memory or time than a checkpoint, without loading it.
 
-    Memory is taken for the number that a pickle gives an object, whether or not there are so
-    many: 12 bytes of it can take gigabytes. And a key is hashed with all that it holds: a tuple
-    that holds another twice, which holds another twice, takes years at 40 levels. So the sizes of
-    the objects on the stack are followed here.
+    Python allocates memory for the memo index in a pickle, however large: 12 bytes can take
+    gigabytes. A key is hashed with all its values: a tuple that holds another tuple twice, which
+    holds another twice, takes years at 40 levels. This function therefore tracks the sizes of the
+    objects on the stack.
     """
     stack: list[int | None] = []  # None is a mark
     memo: dict[int, int | None] = {}
@@ -203,13 +203,13 @@ def _check_steps(file: io.BytesIO) -> None:
 
 
 def _step(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> None:
-    """Replace the sizes of what the step takes from the stack by that of what it leaves there."""
+    """Replace the sizes of the objects that a step pops by the size of the object it pushes."""
     before = len(opcode.stack_before)
     taken: list[int | None] = []
     if pickletools.markobject in opcode.stack_before:
         while (size := stack.pop()) is not None:
             taken.append(size)
-        before -= 2  # the mark and what stands above it
+        before -= 2  # the mark and the objects above it
     taken += [stack.pop() for _ in range(before)]
     if not opcode.stack_after:
         return
@@ -220,7 +220,7 @@ def _step(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> None:
             raise FileError(f'it has a tuple of more than {LARGEST_TUPLE} values')
     elif opcode.name.endswith('GLOBAL'):
         size = _NAME
-    elif opcode.name in _IN_PLACE:  # the last one taken is what is changed
+    elif opcode.name in _IN_PLACE:  # changes the last object that it pops
         size = taken[-1] or 0
         if size == _NAME:
             raise FileError('it changes a name, which no checkpoint needs: refused as unsafe')
@@ -281,7 +281,7 @@ def _read_stream(data: bytes) -> Any:
 
 
 def _weights(content: Any, most: int) -> dict[str, NDArray[Any]]:
-    """The tensors by name, together not more than `most` bytes: many may share one storage."""
+    """Return the tensors by name, at most `most` bytes in total: many may share one storage."""
     tensors = content.get('state_dict') if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(t, _Tensor) for t in tensors.values()):
         raise FileError("there is no 'state_dict' of tensors in it")

@@ -28,7 +28,7 @@ MINIMUM_SUPPORT = 2.5  # weighted number of neighbours that must agree
 LARGEST_SCALE = 8.0
 LARGEST_STRETCH = 6.0  # of one axis over the other
 
-RADIUS = 5  # px of a patch around its middle
+RADIUS = 5  # px, of a patch around its centre
 WINDOW = 4.0  # px, sigma of the weights in a patch
 SMOOTHING = 0.7  # px, sigma, so that interpolation between pixels is unbiased
 STEPS = 8  # at most
@@ -47,7 +47,7 @@ class Refinement:
     aligned: NDArray[np.bool_]  # (M,)
 
     def moved(self, second: Features, matches: Matches) -> Features:
-        """The features of the second image with refined positions."""
+        """Return the features of the second image with refined positions."""
         keypoints = second.keypoints.copy()
         keypoints[matches.indices[:, 1]] = self.points
         return replace(second, keypoints=keypoints)
@@ -85,7 +85,7 @@ def refine_matches(
             images, here[rows], there[rows], frames[rows], max_shift
         )
         shift = np.linalg.norm(places - there[rows], axis=1)
-        # NaN, of patches beyond the image or without contrast, is not greater than anything.
+        # Patches outside the image or without contrast are NaN, which no comparison accepts.
         good = (correlation > min_correlation) & (shift < max_shift) & (sigma < max_sigma)
         aligned[rows[good]] = True
         result[rows[good]] = places[good]
@@ -95,9 +95,9 @@ def refine_matches(
 def match_refined(
     first_image: Image, second_image: Image, first: Features, second: Features, **options: Any
 ) -> tuple[Matches, Refinement]:
-    """`match` with its options, but verified at the refined places: the geometry rests on those.
+    """Match, refine, then verify at the refined positions; options are those of `match`.
 
-    A match that does not align is no inlier, unless too few align.
+    A match that does not align is not an inlier, unless too few align.
     """
     geometry = {name: options.pop(name) for name in GEOMETRY if name in options}
     matches = match(first, second, **options)
@@ -117,9 +117,9 @@ def match_refined(
 def refined_points(
     first_image: Image, second_image: Image, first: Features, second: Features, matches: Matches
 ) -> tuple[Float, Float]:
-    """(K, 2) and (K, 2): the matches that align, at their refined places; all, if those are few.
+    """Return the points (K, 2) of the matches that align, or of all if too few align.
 
-    What does not align is mostly wrong, so that estimators do better without it.
+    Matches that do not align are mostly wrong: estimators do better without them.
     """
     refined = refine_matches(first_image, second_image, first, second, matches)
     kept = _enough(refined.aligned)
@@ -127,16 +127,16 @@ def refined_points(
 
 
 def _enough(aligned: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Those that align; all, if those are few."""
+    """Select the matches that align, or all if too few align."""
     return aligned if aligned.sum() >= ENOUGH else np.ones(len(aligned), bool)
 
 
 def local_frames(
     first: Float, second: Float, inliers: NDArray[np.bool_]
 ) -> tuple[Float, NDArray[np.bool_]]:
-    """(M, 2, 2): how small steps in the first image look in the second; (M,): where it is known.
+    """Estimate the local affine map (M, 2, 2) from the first image to the second; (M,): if known.
 
-    Each match with two of its neighbours gives a frame; the one that most neighbours agree with is
+    Each match with two of its neighbours gives a map. The one that most neighbours agree with is
     fitted to them by least squares.
     """
     frames = np.broadcast_to(np.eye(2, dtype=np.float32), (len(first), 2, 2))
@@ -159,7 +159,7 @@ def local_frames(
 
     area = frames[:, 0, 0] * frames[:, 1, 1] - frames[:, 0, 1] * frames[:, 1, 0]
     squares = (frames * frames).sum(axis=(1, 2))
-    usable = (area > LARGEST_SCALE**-2) & (area < LARGEST_SCALE**2)  # nor is it a mirror's
+    usable = (area > LARGEST_SCALE**-2) & (area < LARGEST_SCALE**2)  # excludes mirrored ones
     usable &= squares < area * (LARGEST_STRETCH + 1 / LARGEST_STRETCH)
     return frames, usable & (weights.sum(axis=1) >= MINIMUM_SUPPORT)
 
@@ -175,25 +175,25 @@ class _Steps:
 
 
 def _nearest(points: Float, others: NDArray[np.intp], count: int) -> NDArray[np.intp]:
-    """(M, count): the nearest of the `others` to each point, itself left out."""
+    """Find the nearest of the `others` to each point, without the point itself: (M, count)."""
     left, right = distance_factors(points, points[others])
     distances = np.maximum(left @ right.T, 0)
     columns = np.arange(len(others), dtype=np.int32)
     distances[others, columns] = np.inf
-    # Floats are in the order of their bits. With the column in the last ones, which are not
-    # needed, the values need only be parted, in half the time of argpartition.
+    # Floats sort like their bits. The last bits are not needed and hold the column instead, so
+    # that a plain partition will do, in half the time of argpartition.
     keys = (distances.view(np.int32) & -MOST_CANDIDATES) | columns
     nearest = np.partition(keys, count - 1, axis=1)[:, :count] & (MOST_CANDIDATES - 1)
     return others[nearest]
 
 
 def _agreeing(steps: _Steps, limit: Float) -> Float:
-    """(M, K): 1 for neighbours within their limit (squared) of the frame that suits most."""
+    """Mark neighbours (M, K) within their squared limit of the frame with the most support."""
     pairs = list(combinations(range(limit.shape[1]), 2))
     i, j = np.array(pairs)[np.random.default_rng(0).permutation(len(pairs))[:PAIRS]].T
     xi, yi, xj, yj = steps.x[:, i], steps.y[:, i], steps.x[:, j], steps.y[:, j]
     area = xi * yj - yi * xj
-    # Two neighbours in nearly one direction tell nothing of the other.
+    # Two neighbours in nearly the same direction do not determine the other direction.
     flat = np.abs(area) < 0.2 * np.hypot(xi, yi) * np.hypot(xj, yj) + 1
     scale = 1 / np.where(flat, np.float32(1), area)
     off = np.zeros((*area.shape, limit.shape[1]), np.float32)
@@ -216,7 +216,7 @@ def _agreeing(steps: _Steps, limit: Float) -> Float:
 
 
 def _fit(steps: _Steps, weights: Float) -> tuple[Float, Float]:
-    """Frames (M, 2, 2) and offsets (M, 2) by weighted least squares; the match itself counts 1."""
+    """Fit frames (M, 2, 2) and offsets (M, 2) by least squares; the match has a weight of 1."""
     total = weights.sum(axis=1) + 1
     x, y, u, v = steps.x, steps.y, steps.u, steps.v
     wx, wy = weights * x, weights * y
@@ -240,7 +240,7 @@ def _fit(steps: _Steps, weights: Float) -> tuple[Float, Float]:
 
 
 class Pyramid:
-    """A gray image and its halves, made where they are asked for."""
+    """A gray image and its halved versions, made on demand."""
 
     def __init__(self, image: Image) -> None:
         gray = to_gray(image)
@@ -248,7 +248,7 @@ class Pyramid:
         self._levels = [cv2.sepFilter2D(gray, cv2.CV_32F, kernel, kernel)]
 
     def level(self, number: int) -> Float:
-        """Of 1 / 2**number of the size; so are the coordinates of what it shows."""
+        """Return the image at 1 / 2**number of the size; coordinates are scaled by the same."""
         while len(self._levels) <= number:
             self._levels.append(cv2.pyrDown(self._levels[-1]))
         return np.asarray(self._levels[number], np.float32)
@@ -257,12 +257,12 @@ class Pyramid:
 def _align(
     images: tuple[Image, Image], here: Float, there: Float, frames: Float, max_shift: float
 ) -> tuple[Float, Float, Float]:
-    """Where patches fit, their correlation, and the expected error of the place in px.
+    """Align patches: return their positions, correlations and expected errors in pixels.
 
-    What is further off than `max_shift` is given up.
+    A patch that moves by more than `max_shift` is given up.
 
-    A patch has the coarser of the two images' pixels, so that none is sampled with gaps: both are
-    halved as often as it takes for steps of about one pixel in each.
+    A patch has the coarser of the two resolutions, so that no pixels are skipped: each image is
+    halved until a step is about one of its pixels.
     """
     scale = np.sqrt(frames[:, 0, 0] * frames[:, 1, 1] - frames[:, 0, 1] * frames[:, 1, 0])
     step = np.maximum(1, 1 / scale)
@@ -296,10 +296,10 @@ def _align_at(
     frames: Float,
     max_shift: float,
 ) -> tuple[Float, Float, Float]:
-    """The same in two images: patches of so large steps in the first, and `frames` in the second.
+    """Align patches of two images: with this step in the first, with `frames` in the second.
 
-    Lucas-Kanade, inverse compositional: what is fitted is a shift within the frame, for patches of
-    zero mean and unit variance. The expected error is in steps.
+    Lucas-Kanade, inverse compositional. It fits a shift within the frame, for patches of zero mean
+    and unit variance. The expected error is in steps.
     """
     side = 2 * RADIUS + 1
     wide = np.arange(-RADIUS - 1, RADIUS + 2, dtype=np.float32)
@@ -315,8 +315,8 @@ def _align_at(
     slopes = np.stack([seen[:, 1:-1, 2:] - seen[:, 1:-1, :-2],
                        seen[:, 2:, 1:-1] - seen[:, :-2, 1:-1]], axis=1)  # fmt: skip
     slopes = slopes.reshape(len(here), 2, -1) / (2 * contrast[:, None, None])
-    # What a change of brightness or contrast explains is no shift. Nor need either be taken off
-    # the patches then.
+    # Remove the part of the gradients that a change of brightness or contrast explains. The
+    # patches themselves then need no correction.
     slopes -= (slopes @ window)[..., None]
     slopes -= (slopes @ (template * window)[..., None]) * template[:, None]
     weighted = slopes * window
@@ -325,7 +325,7 @@ def _align_at(
     weakest = (xx + yy) / 2 - np.sqrt((xx - yy) ** 2 / 4 + xy * xy)
     area = np.maximum(xx * yy - xy * xy, 1e-9)
     solve = np.array([[-yy, xy], [xy, -xx]], np.float32).transpose(2, 0, 1) / area[:, None, None]
-    # A patch times these is the shift that it asks for, along x and y, and its correlation.
+    # The products of a patch with these are its shift along x and y, and its correlation.
     tools = np.empty((len(here), 3, len(window)), np.float32)
     np.matmul(solve, weighted, out=tools[:, :2])
     np.multiply(template, window, out=tools[:, 2])
@@ -334,7 +334,7 @@ def _align_at(
     down = frames[:, 1, :1] * x[inner] + frames[:, 1, 1:] * y[inner]
     reach = RADIUS * np.abs(frames).sum(axis=2)
     places, correlation = there.copy(), np.full(len(there), np.nan, np.float32)
-    rows = np.flatnonzero(contrast >= LEAST_CONTRAST)  # NaN is not
+    rows = np.flatnonzero(contrast >= LEAST_CONTRAST)  # false for NaN
     kept = [array[rows] for array in (frames, reach, across, down, tools)]
     late = np.ones(len(rows), bool)
     for _ in range(STEPS if len(rows) else 0):
@@ -349,7 +349,7 @@ def _align_at(
         late &= np.abs(places[rows] - there[rows]).max(axis=1) < max_shift
         if not late.any():
             break
-        if late.mean() < 0.7:  # else it takes longer to leave those out that are there
+        if late.mean() < 0.7:  # otherwise dropping them takes longer than it saves
             rows, late, kept = rows[late], late[late], [array[late] for array in kept]
     correlation[rows[late]] = np.nan
     pixels = 1 / (window @ window)
@@ -358,7 +358,7 @@ def _align_at(
 
 
 def _sample(image: Float, middles: Float, reach: Float, x: Float, y: Float) -> Float:
-    """Values (M, P) at so much from middles (M, 2), `reach` at most; NaN rows beyond the image."""
+    """Sample values (M, P) at offsets (x, y) from centres (M, 2); NaN rows outside the image."""
     values = cv2.remap(image, middles[:, :1] + x, middles[:, 1:] + y, cv2.INTER_LINEAR)
     last = np.array(image.shape[::-1], np.float32) - 1
     values[((middles < reach) | (middles > last - reach)).any(axis=1)] = np.nan
@@ -366,7 +366,7 @@ def _sample(image: Float, middles: Float, reach: Float, x: Float, y: Float) -> F
 
 
 def _normalised(patches: Float, window: Float) -> tuple[Float, Float]:
-    """Patches (M, P) with zero mean and unit variance, and the standard deviation they had."""
+    """Normalise patches (M, P) to zero mean and unit variance; also return their deviations."""
     centred = patches - (patches @ window)[:, None]
     contrast = np.maximum(np.sqrt((centred * centred) @ window), np.float32(1e-3))
     return np.asarray(centred / contrast[:, None], np.float32), contrast

@@ -1,4 +1,4 @@
-"""The processor and memory that this process takes: cores, waiting threads, freed blocks."""
+"""CPU and memory use of this process: cores, spinning threads, freed memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# About 30 us: longer than between two layers, shorter than others on the machine notice.
+# About 30 µs: longer than the pause between two layers, too short to disturb other processes.
 SPINS = '20000'
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
 NEVER = 2**31 - 1
@@ -19,18 +19,18 @@ DEFAULT_TRIM, DEFAULT_MMAPS = 128 * 1024, 65536
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
+    """Count the cores that this process may use; a container may have fewer than the machine."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def set_waiting() -> None:
-    """Let OpenMP's threads spin for a moment, then sleep; unless the environment says otherwise.
+    """Let OpenMP threads spin briefly before they sleep, unless the environment sets it otherwise.
 
-    To be called before torch is imported, which reads it then.
-    Threads that spin on take the time of whatever else runs: two trainings on two cores were ten
-    times slower. Threads that sleep at once wake too late: a step then takes a tenth longer.
+    Call it before torch is imported. Threads that spin for long take time from other processes:
+    two trainings on two cores were ten times slower. Threads that sleep at once wake too late: a
+    step then takes a tenth longer.
     """
     if 'OMP_WAIT_POLICY' not in os.environ:
         os.environ['OMP_WAIT_POLICY'] = 'PASSIVE'
@@ -38,11 +38,11 @@ def set_waiting() -> None:
 
 
 def keep_freed_memory(keep: bool = True) -> bool:
-    """Tell glibc to reuse large blocks, or (`keep` false) as by default; False where it cannot be.
+    """Tell glibc to reuse large blocks, or restore its default; return whether that works.
 
-    It takes blocks of more than 32 MB from the system each time and gives them back when they are
-    freed. The system clears every page of them anew, so a step that allocates many large tensors
-    spends its time in page faults. Kept in the heap, they are reused warm.
+    By default glibc requests blocks above 32 MB from the system and returns them on free. The
+    system clears every page again, so a step that allocates many large tensors spends its time in
+    page faults. Blocks that stay in the heap are reused.
     """
     if not sys.platform.startswith('linux'):
         return False
@@ -57,10 +57,10 @@ def keep_freed_memory(keep: bool = True) -> bool:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let NumPy multiply matrices in one thread meanwhile, where it can be told.
+    """Let NumPy multiply matrices in one thread meanwhile, if its OpenBLAS supports that.
 
-    Its OpenBLAS lets its threads spin between products. Where these are many and small, as in the
-    odometry, they take the cores from everything else: ten times the processor's time.
+    The threads of OpenBLAS spin between products. With many small products, as in the odometry,
+    they take ten times the CPU time and block the cores for everything else.
     """
     before = [(change, ask()) for ask, change in _blas_threads()]
     for change, _ in before:
@@ -74,7 +74,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _blas_threads() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
-    """Of each OpenBLAS in this process: what asks for the number of threads, what changes it."""
+    """Find the functions of each loaded OpenBLAS that get and set the number of threads."""
     found: list[tuple[Callable[[], int], Callable[[int], Any]]] = []
     for path in _loaded_libraries('openblas'):
         library = ctypes.CDLL(path)
@@ -88,7 +88,7 @@ def _blas_threads() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
 
 
 def _loaded_libraries(part: str) -> set[str]:
-    """Paths of this process's libraries with `part` in their name."""
+    """Return the paths of the loaded libraries with `part` in their name."""
     try:
         lines = Path('/proc/self/maps').read_text(encoding='utf-8').splitlines()
     except OSError:

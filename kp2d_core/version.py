@@ -1,3 +1,3 @@
-"""The version, in one place: setup.py reads it from here."""
+"""The version of the package; setup.py reads it from this file."""
 
 __version__ = '0.1.0'

@@ -1,4 +1,4 @@
-"""Drawing features and matches on images, for people to look at."""
+"""Draw features and matches on images."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kp2d_core.matching import Matches
 
 INLIER = (60, 220, 90)  # colours are RGB
 OUTLIER = (235, 70, 60)
-MOST_LINES = 200  # more are a carpet
+MOST_LINES = 200  # more would hide the images
 OPACITY = 0.6  # of lines
 _SUBPIXEL_BITS = 4
 
 
 def draw_keypoints(image: Image, features: Features, radius: int = 3) -> Image:
-    """A copy with a circle per keypoint: the higher its rank by score, the warmer."""
+    """Draw a circle per keypoint on a copy; warm colours mark high scores."""
     canvas = to_rgb(image)
     colours = rank_colours(len(features))
     for point, colour in zip(features.keypoints[::-1], colours[::-1], strict=True):
@@ -42,10 +42,10 @@ def draw_matches(
     *,
     judge: bool = False,
 ) -> Image:
-    """Both images side by side, a translucent line a match, of the best points first.
+    """Draw both images side by side with a translucent line per match, for the best points.
 
-    Inliers alone, each in a colour that tells where it is in the first image; or, to `judge`, all,
-    the inliers green over the others in red.
+    Only inliers are drawn, coloured by position in the first image. With `judge`, all matches are
+    drawn: inliers in green, above the others in red.
     """
     canvas = side_by_side(to_rgb(first_image), to_rgb(second_image))
     shift = np.array([first_image.shape[1], 0], np.float32)
@@ -69,7 +69,7 @@ def draw_matches(
 
 
 def position_colours(points: NDArray[np.float32], size: Size) -> list[tuple[int, int, int]]:
-    """The hue goes from left to right, the brightness from top to bottom."""
+    """Choose colours by position: hue from left to right, brightness from top to bottom."""
     x, y = np.clip(points / np.array(size, np.float32), 0, 1).T
     hsv = np.stack([120 * x, np.full_like(x, 210), 255 - 75 * y], axis=1).astype(np.uint8)
     rgb = cv2.cvtColor(hsv[:, None], cv2.COLOR_HSV2RGB)[:, 0] if len(hsv) else hsv
@@ -77,7 +77,7 @@ def position_colours(points: NDArray[np.float32], size: Size) -> list[tuple[int,
 
 
 def rank_colours(count: int) -> list[tuple[int, int, int]]:
-    """`count` colours from warm (first) to cold."""
+    """Make `count` colours from warm (first) to cold."""
     ramp = np.linspace(255, 60, max(count, 1)).astype(np.uint8)
     bgr = cv2.applyColorMap(ramp[:, None], cv2.COLORMAP_TURBO)[:, 0]
     return [(int(r), int(g), int(b)) for b, g, r in bgr[:count]]
@@ -93,7 +93,7 @@ def put_caption(image: Image, text: str) -> None:
 
 
 def to_rgb(image: Image) -> Image:
-    """A colour copy."""
+    """Return a copy in colour."""
     if image.ndim == 2 or image.shape[2] == 1:
         return np.asarray(cv2.cvtColor(image, cv2.COLOR_GRAY2RGB), np.uint8)
     return image.copy()

@@ -1,1 +1,1 @@
-"""Measurements of speed, each with `add_arguments(parser)` and `run(args) -> int`."""
+"""Measurements of `kp2d bench`, each with `add_arguments(parser)` and `run(args) -> int`."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kp2d_core.training.photographs import Entry
 
 VARIANTS = ('v0', 'v1', 'v2', 'v3', 'v4')
-# Half the width and half the resolution; a quarter of the cells, so a quarter of IO-Net's points.
+# Half the width and half the resolution. IO-Net sees a quarter of the points, like the cells.
 SCALE = (
     'network.width=16',
     'network.descriptor_size=128',
@@ -34,11 +34,11 @@ SCALE = (
     'pairs.height=120',
     'loss.io_points=75',
 )
-# What v4-batch8.yaml changes.
+# The two changes of v4-batch8.yaml.
 BATCH8 = ('network.dropout=0', 'optimizer.reference_batch=64')
 NOT_VALIDATED = ('report.validation_photographs=0',)  # the time is for training alone
 SIZE, TOP_K = (320, 240), 300  # of the paper's table 1
-HELD_OUT = 20  # photographs to make sequences of
+HELD_OUT = 20  # photographs that sequences are made of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,13 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train what is not trained yet, then print and write the tables; or say how to continue."""
+    """Train the missing runs, then write the tables. If interrupted, tell how to continue."""
     set_waiting()  # before torch is imported
     from kp2d_core.training.photographs import find_photographs, split
 
     sets = {'made': args.out / 'made'}
     if args.hpatches:
-        load_sequences(args.hpatches)  # a mistake is told before hours of training
+        load_sequences(args.hpatches)  # report a mistake before hours of training
         sets[args.hpatches.name] = args.hpatches
     to_train, held_out = split(find_photographs(args.data), HELD_OUT, 0)
     make_held_out(held_out, sets['made'])
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train_one(args: argparse.Namespace, variant: str, seed: int, photographs: list[Entry]) -> int:
-    """Return 0 when it has had its time; else the code of the signal that stopped it."""
+    """Train for the given time and return 0, or the code of the signal that stopped it."""
     from kp2d_core.training.loop import LAST, STATE, Run, train
     from kp2d_core.training.recipes import find_recipe, load_config, override
     from kp2d_core.training.state import read_state
@@ -121,7 +121,7 @@ def train_one(args: argparse.Namespace, variant: str, seed: int, photographs: li
 
 
 def make_held_out(photographs: list[Entry], folder: Path) -> None:
-    """Make sequences of the photographs that are not trained on, once."""
+    """Make sequences of the held-out photographs, unless they exist."""
     if folder.is_dir():
         return
     unfinished = folder.with_name(f'{folder.name}-unfinished')
@@ -134,7 +134,7 @@ def make_held_out(photographs: list[Entry], folder: Path) -> None:
 
 
 def table(args: argparse.Namespace, name: str, folder: Path) -> str:
-    """Every run, the means over the seeds, SIFT, and the paper's rows; by its protocol."""
+    """Format every run, the means over the seeds, SIFT and the paper's rows (paper's protocol)."""
     from kp2d_core.training.loop import LAST
 
     sequences = load_sequences(folder)

@@ -1,4 +1,4 @@
-"""What is timed: runtimes in their precisions, the authors' way, SIFT, any other ONNX network."""
+"""What `kp2d bench` times: our runtimes, V4 in the authors' code, SIFT, other ONNX networks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from kp2d_core.images import Image
 from kp2d_core.runtimes import Outputs, Runtime, open_source_with
 
 BASELINE = "v4 the authors' way"
-PAUSE = 0.01  # seconds: threads that the one before left waiting in a loop go to sleep
-REPEATS = 3  # in a row, after one that is not counted
+PAUSE = 0.01  # seconds, in which spinning threads of the previous contestant go to sleep
+REPEATS = 3  # in a row, after one warm-up call
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def ours(
 
 
 class WholeWay:
-    """From the frame to `Features`; `shares` tells what part of each call was not inference."""
+    """A call from frame to `Features`; `shares` holds the share of each call outside inference."""
 
     def __init__(self, runtime: Runtime, image: Image, top_k: int) -> None:
         self.detector = KeypointDetector(runtime)
@@ -81,7 +81,7 @@ class WholeWay:
             self.detector.detect(self.image, scales=(1,), max_keypoints=self.top_k)
             total = time.perf_counter() - start
         finally:
-            del runtime.run  # the method of the class shows again
+            del runtime.run  # restores the method of the class
         self.shares.append((total - inside[0]) / total)
 
 
@@ -100,14 +100,14 @@ def sift(image: Image, top_k: int) -> Contestant:
 
 
 def other_network(path: Path, runtime: str, threads: int, image: Image) -> Contestant:
-    """A network of somebody else, on the photograph where that fits."""
+    """A network of other authors, on the photograph."""
     network = open_network(path, runtime, threads)
     inputs = {port.name: _input_for(port, image) for port in network.inputs}
     return Contestant(f'{path.stem} {runtime}', lambda: network.run(inputs, network.outputs))
 
 
 def matching(model: str, top_k: int) -> Callable[[], object]:
-    """Mutual nearest neighbours of two sets of descriptors as long as the model's."""
+    """Mutual nearest neighbours of two sets of descriptors of the model's length."""
     from kp2d_core.matching import match
 
     length = checkpoint_to_time(model).architecture.descriptor_size
@@ -122,7 +122,7 @@ def matching(model: str, top_k: int) -> Callable[[], object]:
 
 
 def _input_for(port: Port, image: Image) -> np.ndarray[Any, Any]:
-    """The photograph as float NCHW in 0..1 (or uint8 NHWC), of the size that is asked for."""
+    """Return the photograph in the size of the port: float NCHW in 0..1, or uint8 NHWC."""
     if len(port.shape) != 4:
         raise ValueError(f'--beside takes networks of one image, got an input of {port}')
     planar = port.shape[1] in (1, 3)
@@ -142,7 +142,7 @@ def _input_for(port: Port, image: Image) -> np.ndarray[Any, Any]:
 
 
 def checkpoint_to_time(name: str) -> Checkpoint:
-    """A shipped model or file; for the name of a variant that does not ship, random weights."""
+    """Load a shipped model or a file, or make random weights for a variant that does not ship."""
     if name in VARIANTS and name not in shipped_models():
         return random_checkpoint(name)
     return load_checkpoint(find_checkpoint(name))
@@ -165,7 +165,7 @@ def random_checkpoint(variant: str) -> Checkpoint:
 
 
 def source_to_time(name: str, precision: str) -> ModelSource:
-    """Any ranges do for int8: the arithmetic is the same."""
+    """Load a model to time. For int8 any ranges will do: the arithmetic is the same."""
     checkpoint = checkpoint_to_time(name)
     layers = quantized_layers(checkpoint.architecture)
     ranges = dict.fromkeys(layers, 8.0) if precision == 'int8' else None
@@ -179,11 +179,12 @@ def time_in_turns(
     clock: Callable[[], float] = time.perf_counter,
     progress: str | None = None,
 ) -> dict[str, list[float]]:
-    """Milliseconds of every call, `rounds` times REPEATS of each.
+    """Measure the milliseconds of every call, `rounds` times REPEATS calls of each contestant.
 
-    The clock `time.process_time` counts the work of all threads, however busy the machine is.
+    With the clock `time.process_time`, they are CPU time of all threads, however busy the
+    machine is.
     """
-    for run in contestants.values():  # whatever is compiled or allocated once
+    for run in contestants.values():  # compiles and allocates
         run()
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in tqdm(range(rounds), progress, unit='round', disable=progress is None):

@@ -1,6 +1,6 @@
-"""What the odometry keeps over a long way: python -m kp2d_core.benchmarks.odometry_memory.
+"""Memory of the odometry on a long path: python -m kp2d_core.benchmarks.odometry_memory.
 
-The camera goes round and round a ring of 100 m; the features are those of a cloud of points.
+The camera moves around a ring of 100 m again and again. The features come from a cloud of points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEP = 0.15  # m from one frame to the next
 
 
 def stored_bytes(thing: object) -> int:
-    """Of all arrays that an object holds, directly or not, each counted once."""
+    """Bytes of all arrays that an object refers to, directly or not, each counted once."""
     arrays: dict[int, int] = {}
     known: set[int] = set()
     waiting: list[Any] = [thing]
@@ -43,7 +43,7 @@ def stored_bytes(thing: object) -> int:
 
 
 def resident() -> int:
-    """Bytes of memory that this process takes (Linux)."""
+    """Resident memory of this process in bytes (Linux)."""
     return int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
 
 

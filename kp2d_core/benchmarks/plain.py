@@ -1,4 +1,4 @@
-"""What is measured against: KeyPointNet run and trained as its authors do, in eager torch."""
+"""The reference of the benchmarks: KeyPointNet run and trained as by its authors, eager torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kp2d_core.training.model import TrainingModel
 
 
 class AuthorsWay:
-    """Descriptors are sampled at every cell, and images are NCHW in memory."""
+    """Inference as in the authors' code: descriptors sampled at every cell, NCHW in memory."""
 
     def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -43,11 +43,12 @@ class AuthorsWay:
 
 
 def plain_loss(model: TrainingModel, images: Tensor, matrices: Tensor) -> Tensor:
-    """The loss of a batch (sources, then targets), image by image.
+    """Compute the loss of a batch (sources, then targets), image by image.
 
-    The structure of the reference: source and target one after the other through the network,
-    default memory order, whole images, losses that loop over the images of a batch, and the
-    hardest negative found by sorting all candidates. Same equations (the paper's triplet loss).
+    It has the structure of the reference code: source and target pass through the network one
+    after the other, with default memory order and whole images. The losses loop over the images
+    of a batch, and the hardest negative is found by sorting all candidates. The equations are
+    those of `kp2d train` (the paper's triplet loss).
     """
     batch = len(matrices)
     source: Maps = model.network(normalise(images[:batch]).contiguous())
@@ -102,7 +103,7 @@ def descriptor_loss(
     if len(anchors) < 20:
         return anchors.sum() * 0
     distances = (2 - 2 * (anchors @ positives.T)).clamp_min(1e-6).sqrt()
-    # All candidates in order; the first that is not near the true place is the hardest negative.
+    # In this order, the first candidate far from the true place is the hardest negative.
     ordered, candidates = distances.sort(1)
     near = (warped[candidates] - warped[:, None]).abs().amax(2) <= config.relaxation
     first = ordered.masked_fill(near, 1e4).argmin(1, keepdim=True)

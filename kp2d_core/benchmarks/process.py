@@ -1,4 +1,4 @@
-"""One contestant in a process of its own: seconds to the first result, and peak memory."""
+"""Measure a contestant in its own process: seconds to the first result, and peak memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT = 300  # seconds
 def start_up(
     model: str, runtime: str, precision: str, threads: int, size: tuple[int, int], top_k: int
 ) -> dict[str, float]:
-    """Peak memory, and seconds to the first result with an empty cache and with a full one."""
+    """Measure peak memory and the seconds to the first result, with an empty and a full cache."""
     request = [model, runtime, precision, threads, *size, top_k]
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, 'XDG_CACHE_HOME': cache}
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def peak_memory() -> float:
-    """MB. Not by getrusage, whose peak a process inherits from the one that started it."""
+    """Peak memory in MB. Not from getrusage, whose peak a process inherits from its parent."""
     status = Path('/proc/self/status').read_text()
     line = next(line for line in status.splitlines() if line.startswith('VmHWM'))
     return int(line.split()[1]) / 1024

@@ -1,4 +1,4 @@
-"""Runtimes, precisions and sizes beside the authors' way of running V4, which counts as 1.0x."""
+"""`kp2d bench`: runtimes, precisions and sizes, compared with V4 in the authors' code (1.0x)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace, photograph: Image, wanted: Size) -> dict[str, Any]:
-    """All figures of one size."""
+    """Measure all figures of one size."""
     image = prepare(photograph, wanted)[0]
     cells = (image.shape[0] // CELL) * (image.shape[1] // CELL)
     top_k = args.top_k or (1000 if wanted[0] * wanted[1] >= 640 * 480 else 300)
@@ -142,7 +142,7 @@ def enter(args: argparse.Namespace, image: Image, top_k: int) -> list[Contestant
 def around_inference(
     models: list[str], photograph: Image, wanted: Size, top_k: int
 ) -> dict[str, Any]:
-    """What comes before and after the network: resizing a frame twice as large, matching."""
+    """Measure what surrounds the network: resizing a frame of twice the size, and matching."""
     large = np.asarray(cv2.resize(photograph, (2 * wanted[0], 2 * wanted[1])))
     parts: dict[str, Any] = {'resize a frame of twice the size': lambda: prepare(large, wanted)}
     for model in dict.fromkeys(models):
@@ -151,7 +151,7 @@ def around_inference(
 
 
 def find_photograph(path: Path | None) -> Image:
-    """The given one, else one of scikit-image's, else noise with the spectrum of photographs."""
+    """Read the given photograph, else one of scikit-image's, else make noise at several scales."""
     if path is not None:
         return read_image(path)
     try:
@@ -168,7 +168,7 @@ def find_photograph(path: Path | None) -> Image:
 
 
 def format_size(key: str, measured: dict[str, Any], threads: int) -> str:
-    """A table, the fastest last."""
+    """Format a table, fastest last."""
     head = ['', 'median ms', 'p95', 'faster', 'frame to features', 'not inference',
             'peak MB', 'first result s, warm (cold)']  # fmt: skip
     rows = [head]

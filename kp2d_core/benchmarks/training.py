@@ -1,4 +1,4 @@
-"""`kp2d bench train`: pixels per second, beside training written the plain way, in one run."""
+"""`kp2d bench train`: pixels per second of training, compared with a plain implementation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WHOLE, CROP, CROPS = (320, 240), (160, 120), 4  # 4 crops have as many pixels as 1 whole image
 PHASES = ('waiting for data', 'forward and losses', 'backward', 'optimizer')
-REPLY_SECONDS = 600  # within which a step must end
+REPLY_SECONDS = 600  # longest time of a step
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from kp2d_core.training.recipes import find_recipe, load_config
 
     config = find_recipe(args.config)
-    recipe = load_config(config)  # a mistake in it is told here, not in a child
+    recipe = load_config(config)  # reports a mistake here, not in a child process
     settings = Settings(config, args.data, args.batch, args.threads)
     with Worker('plain', settings) as plain, Worker('kp2d', settings) as ours:
-        for _ in tqdm(range(args.steps + 2), unit='round'):  # in turns: both meet the same machine
+        for _ in tqdm(range(args.steps + 2), unit='round'):  # in turns: other load affects both
             plain.step()
             ours.step()
     pixels = 2 * args.batch * WHOLE[0] * WHOLE[1]
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Worker:
-    """One way of training in a process of its own, so that neither inherits the other's memory."""
+    """One implementation in its own process, so that they do not share memory."""
 
     def __init__(self, way: str, settings: Settings) -> None:
         context = multiprocessing.get_context('spawn')
@@ -127,7 +127,7 @@ class Worker:
 
 
 def serve(way: str, settings: Settings, pipe: Connection) -> None:
-    """In the child: make a step for every message, and reply with its seconds."""
+    """In the child process: make a step for every message, and reply with its seconds."""
     step = (plain_training if way == 'plain' else our_training)(settings)
     while True:
         try:
@@ -200,7 +200,7 @@ def load(settings: Settings, size: tuple[int, int], batch: int) -> TrainingConfi
     torch.manual_seed(0)
     config = load_config(settings.config)
     pairs = replace(config.pairs, width=size[0], height=size[1])
-    # The plain way has the paper's losses alone.
+    # The plain implementation has only the paper's losses.
     loss = replace(
         config.loss,
         descriptor='triplet', location_score_power=0.0, reliability=0.0, score_of='map',

@@ -20,11 +20,11 @@ from kp2d_core.images import MINIMUM_SIDE, MOST_RUN, Size, check_pixels
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to a help text, where there is one and the text does not tell it."""
+    """Adds the default to a help text, unless there is none or the text already has it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        told = action.help and '(default' in action.help
-        if told or action.default is None or action.default is False or action.default == []:
+        present = action.help and '(default' in action.help
+        if present or action.default is None or action.default is False or action.default == []:
             return action.help
         return super()._get_help_string(action)
 
@@ -55,7 +55,7 @@ def scales(text: str) -> tuple[float, ...]:
 
 
 def whole_number(least: int = 0, most: int = MOST) -> Callable[[str], int]:
-    """An argument type: a whole number in range."""
+    """Make an argument type: a whole number in range."""
 
     def parse(text: str) -> int:
         try:
@@ -69,7 +69,7 @@ def whole_number(least: int = 0, most: int = MOST) -> Callable[[str], int]:
 def real_number(
     least: float | None = None, above: float | None = None, most: float | None = None
 ) -> Callable[[str], float]:
-    """An argument type: a finite number in range."""
+    """Make an argument type: a finite number in range."""
 
     def parse(text: str) -> float:
         try:
@@ -81,7 +81,7 @@ def real_number(
 
 
 def _one_sentence(text: str, error: ValueError) -> str:
-    """What is wrong with the text; where it is no number at all, Python's words say less."""
+    """Explain why the text is refused, in clearer words than Python's if it is not a number."""
     reason = str(error).partition(', got ')[0]
     return f"'{text[:40]}' cannot be used: {reason if ' must be ' in reason else 'not a number'}"
 
@@ -164,7 +164,7 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_detector(args: argparse.Namespace) -> KeypointDetector:
-    """The detector that the arguments of `add_model_arguments` describe."""
+    """Load the detector that the arguments of `add_model_arguments` describe."""
     detector = KeypointDetector.load(
         args.model, runtime=args.runtime, precision=args.precision, threads=args.threads
     )
@@ -174,7 +174,7 @@ def load_detector(args: argparse.Namespace) -> KeypointDetector:
 
 
 def detection_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `add_detection_arguments` as keyword arguments of `detect`."""
+    """Return the arguments of `add_detection_arguments` as keyword arguments of `detect`."""
     return {
         'working_size': args.size,
         'scales': args.scales,

@@ -1,4 +1,4 @@
-"""kp2d bag: a recording in, the same recording with keypoints and matches out."""
+"""kp2d bag: copy a recording and add keypoints and matches."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _advance(bar: Any, total: int) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Any:
-    """The node's Settings; ValueError for a parameter that it has not, or a bad value."""
+    """Make the settings of the node; raise ValueError for an unknown parameter or a bad value."""
     from kp2d_ros.settings import FRAME, TABLE, Settings, changed
 
     values: dict[str, Any] = {
@@ -138,7 +138,7 @@ def settings_of(args: argparse.Namespace) -> Any:
 
 
 def _as_type(name: str, value: Any, default: Any) -> Any:
-    """As ROS takes it, but a whole number will do for a float."""
+    """Check the type as ROS does, but accept a whole number for a float."""
     if isinstance(default, float) and type(value) is int:
         value = float(value)
     if isinstance(default, tuple) and isinstance(value, list):

@@ -1,4 +1,4 @@
-"""kp2d bench: measure the speed of the runtimes, or what else is named."""
+"""kp2d bench: measure the speed of the runtimes, of training or of the node."""
 
 from __future__ import annotations
 

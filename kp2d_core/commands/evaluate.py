@@ -1,4 +1,4 @@
-"""kp2d evaluate: how good models are, and against what."""
+"""kp2d evaluate: measure and compare models and classical methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kp2d_core.commands.arguments import (
 from kp2d_core.detector import MOST_RADIUS, NMS_RADIUS
 from kp2d_core.evaluation.camera_paths import CameraPath, load_camera_path
 from kp2d_core.evaluation.hpatches import TRUTHS, load_sequences, select_split
-from kp2d_core.evaluation.methods import BASELINES, Method, open_methods
+from kp2d_core.evaluation.methods import BASELINES, NamedExtractor, open_methods
 from kp2d_core.evaluation.motion import GAPS, choose_pairs, motion_test
 from kp2d_core.evaluation.plots import Gallery
 from kp2d_core.evaluation.protocol import Evaluation, Extract, evaluate, once
@@ -246,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(method: Method, study: Study, gallery: Gallery, refine: bool) -> Evaluation:
+def _evaluate(method: NamedExtractor, study: Study, gallery: Gallery, refine: bool) -> Evaluation:
     evaluation = evaluate(
         method.extract,
         study.sequences,
@@ -272,7 +272,7 @@ def _each_place_once(extract: Extract, nms_radius: float) -> Extract:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Whatever can be known to fail, before anything takes long."""
+    """Check the arguments before anything takes long."""
     if not (args.data or args.shift or args.robustness or args.motion):
         raise ValueError('give --data, a folder in HPatches layout, photographs to --shift or '
                          '--robustness, or camera paths to --motion')  # fmt: skip
@@ -295,7 +295,7 @@ def _models(given: list[str] | None) -> list[str]:
 
 
 def _baselines(given: list[str]) -> list[str]:
-    """'sift,orb', 'sift orb' and 'all' are all understood."""
+    """Parse 'sift,orb', 'sift orb' or 'all'."""
     names = [name.lower() for text in given for name in text.split(',') if name]
     if names == ['none']:
         return []
@@ -320,7 +320,7 @@ def _splits(given: list[str], study: Study) -> list[str]:
 
 
 def _photographs(given: list[Path] | None, limit: int, study: Study) -> list[Image]:
-    """None if the test was not asked for; without files, image 1 of each sequence."""
+    """Choose photographs for a test: those given, or image 1 of each sequence; None: no test."""
     if given is None:
         return []
     paths = find_images(given) if given else [sequence.images[1] for sequence in study.sequences]
@@ -333,7 +333,7 @@ def _photographs(given: list[Path] | None, limit: int, study: Study) -> list[Ima
 def _camera_paths(folders: list[Path], gaps: list[int]) -> list[CameraPath]:
     paths = [load_camera_path(folder) for folder in folders]
     for path in paths:
-        choose_pairs(path, gaps)  # tells at once if there is none
+        choose_pairs(path, gaps)  # raises an error at once if there is no pair
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f'two camera paths have one name: {", ".join(names)}')
@@ -341,7 +341,7 @@ def _camera_paths(folders: list[Path], gaps: list[int]) -> list[CameraPath]:
 
 
 def _gallery(study: Study) -> Gallery:
-    """Draws the first and the last pair of each sequence: in HPatches the mildest and hardest."""
+    """Draw the first and the last pair of each sequence, in HPatches the easiest and hardest."""
     targets = {
         sequence.name: {min(sequence.homographies), max(sequence.homographies)}
         for sequence in study.sequences

@@ -1,4 +1,4 @@
-"""kp2d export: an ONNX model for one size and precision, and TensorRT engines ahead of time."""
+"""kp2d export: write an ONNX model for one size and precision, and build TensorRT engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kp2d_core.files import atomic_write
 from kp2d_core.images import Image, find_images, read_image
 from kp2d_core.runtimes import DEFAULT_MODEL, available_runtimes
 
-MOST_IMAGES = 64  # to calibrate with; more hardly change the ranges
+MOST_IMAGES = 64  # for the calibration; more images hardly change the ranges
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,7 @@ def profile_of(args: argparse.Namespace, cell: int) -> Profile:
 
 
 def read_some(folder: Path) -> list[Image]:
-    """Images of a folder, evenly taken if there are many."""
+    """Read the images of a folder; if there are many, an evenly spaced selection."""
     if not folder.exists():
         raise FileError(f'there is no folder {folder}')
     paths = find_images([folder])
@@ -142,7 +142,7 @@ def read_some(folder: Path) -> list[Image]:
 def find_ranges(
     path: Path, checkpoint: Checkpoint, images: list[Image], save_as: Path | None
 ) -> Ranges:
-    """Measured on the images and kept beside the model, or as they came with it."""
+    """Measure ranges on the images and save them next to the model, or read those of the model."""
     ranges_path = calibration_path(path)
     if images:
         from kp2d_core.export.calibration import calibrate

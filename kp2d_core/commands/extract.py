@@ -1,4 +1,4 @@
-"""kp2d extract: keypoints of images, for whatever comes next."""
+"""kp2d extract: find keypoints in images and save them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def extract_npz(args: argparse.Namespace, images: list[Path]) -> int:
 
 
 def extract_named(args: argparse.Namespace, images: list[Path]) -> Named:
-    """The features of all images that can be read, by name; FileError if none can."""
+    """Extract the features of all readable images, by name; raise FileError if there are none."""
     found = {path: features for path, _, features in extracted(args, images)}
     if not found:
         raise FileError('none of the images could be used')
@@ -112,7 +112,7 @@ def extracted(
             features = detector.detect(image, **options)
         except ModelError:
             raise
-        except (FileError, ValueError) as error:  # one bad file must not stop a thousand good ones
+        except (FileError, ValueError) as error:  # one bad file must not stop the others
             where = '' if isinstance(error, FileError) else f'{path}: '  # a FileError names it
             print(f'kp2d {args.command}: skipped: {where}{error}', file=sys.stderr)
             continue
@@ -139,7 +139,7 @@ def camera_of(args: argparse.Namespace) -> Camera | None:
 
 
 def check_pair_arguments(args: argparse.Namespace, only: str | None = None) -> None:
-    """ValueError for arguments that the format does not use."""
+    """Raise ValueError for arguments that the format does not use."""
     if args.calibration is not None and args.format != 'colmap':
         raise ValueError('--calibration goes with --format colmap')
     if args.pairs is not None and args.window is not None:
@@ -149,7 +149,7 @@ def check_pair_arguments(args: argparse.Namespace, only: str | None = None) -> N
 
 
 def output_paths(images: list[Path], folder: Path) -> list[Path]:
-    """One file name an image; its folders are part of it where the name alone is not unique."""
+    """Make one file name per image, including its folders if the name alone is not unique."""
     parts = [image.absolute().parts[1:] for image in images]
     names = [image.stem for image in images]
     for depth in range(2, max(map(len, parts), default=0) + 1):
@@ -170,7 +170,7 @@ def overlay_path(output: Path) -> Path:
 
 
 def keep_inputs(images: list[Path], outputs: list[Path]) -> None:
-    """ValueError if an overlay would replace one of the images."""
+    """Raise ValueError if an overlay would replace one of the images."""
     given = {image.resolve() for image in images}
     for output in outputs:
         if overlay_path(output).resolve() in given:

@@ -1,4 +1,4 @@
-"""kp2d import-checkpoint: the authors' file as one of ours."""
+"""kp2d import-checkpoint: convert a model file of the KP2D authors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kp2d info: what this machine can run, or what is inside a model file."""
+"""kp2d info: show what this machine can run, or what a model file contains."""
 
 from __future__ import annotations
 

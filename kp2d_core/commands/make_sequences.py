@@ -1,4 +1,4 @@
-"""kp2d make-sequences: photographs become sequences to evaluate on."""
+"""kp2d make-sequences: make test sequences from photographs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         except FileError as error:
             print(f'kp2d make-sequences: skipped: {error}', file=sys.stderr)
             continue
-        # By name, so that the views of one photograph do not depend on the others.
+        # Seeded by name, so that the views of a photograph do not depend on the other ones.
         random = np.random.default_rng([args.seed, zlib.crc32(name.encode())])
         for sequence in make_sequences(photograph, name, args.size, random):
             write_sequence(args.output, sequence)

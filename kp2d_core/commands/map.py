@@ -1,4 +1,4 @@
-"""kp2d map: a COLMAP model of photographs or of a recording."""
+"""kp2d map: reconstruct a COLMAP model from photographs or a recording."""
 
 from __future__ import annotations
 

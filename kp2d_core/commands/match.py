@@ -1,4 +1,4 @@
-"""kp2d match: the matches of two images, drawn; or those of many, in files."""
+"""kp2d match: match two images and draw the matches, or match many and save them."""
 
 from __future__ import annotations
 

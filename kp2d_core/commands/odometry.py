@@ -1,4 +1,4 @@
-"""kp2d odometry: where the camera went, and a map of what it saw."""
+"""kp2d odometry: estimate the trajectory of a camera and a map."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ ground truth is known, report the errors. The scale is arbitrary with one camera
 two (--stereo).
 
 RECORDING is a folder in the layout of KITTI (image_0/, calib.txt, poses.txt) or TUM (rgb.txt,
-intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]], groundtruth.txt), a bag with camera_info, a film or
-a folder of images with --calibration, or a made scene: scene:room, scene:ring."""
+intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]], groundtruth.txt), a bag with camera_info, a video
+or a folder of images with --calibration, or a rendered scene: scene:room, scene:ring."""
 EXAMPLES = """\
 examples:
   kp2d odometry kitti/00 -o out.tum                     also out.causal.tum, out.ply, out.svg
@@ -55,8 +55,8 @@ examples:
   kp2d odometry drive.mcap --topic /left/image_rect /right/image_rect --stereo -o out.tum
   kp2d odometry film.mp4 --calibration camera.yaml -o out.tum
   kp2d odometry tum/fr1_xyz --baselines sift orb --seeds 5 --html report
-  kp2d odometry scene:ring --no-loops                   what drift there is without loop closure
-  kp2d odometry scene:room --spoil black                what a second of black frames does
+  kp2d odometry scene:ring --no-loops                   the drift without loop closure
+  kp2d odometry scene:room --spoil black                the effect of a second of black frames
   kp2d odometry tum/fr1_xyz --hardships --seeds 5       all of these in one table"""
 
 
@@ -178,12 +178,12 @@ def _run_hardships(
 
 
 def _write(output: Path, run: Run, recording: Recording) -> list[Path]:
-    """The files of the first run of our features."""
+    """Write the files of the first run with our features; return their paths."""
     mine = run.chosen()
-    told = np.flatnonzero(run.causal_maps == run.largest)
+    causal = np.flatnonzero(run.causal_maps == run.largest)
     written = [output, output.with_suffix('.causal.tum'), output.with_suffix('.ply')]
     write_tum(output, run.stamps[mine], run.final[mine])
-    write_tum(written[1], run.stamps[told], run.causal[told])
+    write_tum(written[1], run.stamps[causal], run.causal[causal])
     write_ply(written[2], run.points)
     if importlib.util.find_spec('matplotlib') is not None:
         written.append(output.with_suffix('.svg'))

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def data_of(args: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
-    """What to train on: --data if given, else the data of the run that is resumed."""
+    """Return the training data: --data if given, else the data of the resumed run."""
     if args.data is None:
         if not {'paths', 'topic', 'every'} <= set(known):
             raise ValueError('give --data: folders of images, image files or ROS 2 bags')

@@ -14,13 +14,13 @@ from kp2d_core.geometry import Matrix
 from kp2d_core.images import IMAGE_SUFFIXES, read_image, size_of
 
 KITTI_RATE = 10.0  # Hz, where there is no times.txt
-EXACT = 1e-3  # s within which a pose is that of a frame itself
-FURTHEST = 0.05  # s from a frame to the poses of TUM's around it, beyond which it is left out
+EXACT = 1e-3  # s, within which a pose and a frame have the same time
+FURTHEST = 0.05  # s between a frame and the nearest poses of TUM; otherwise it is skipped
 
 
 @dataclass(frozen=True)
 class CameraPath:
-    """Frames in the order of time, each with the pose of the camera."""
+    """Frames in temporal order, each with the pose of the camera."""
 
     name: str
     images: list[Path]
@@ -34,17 +34,17 @@ class CameraPath:
         return Camera.create(size_of(read_image(self.images[0])), self.intrinsics, self.distortion)
 
     def motion(self, first: int, second: int) -> Matrix:
-        """4x4: points in the first frame's camera to those in the second's."""
+        """4x4: from points in the first camera frame to points in the second."""
         return np.asarray(np.linalg.inv(self.poses[second]) @ self.poses[first])
 
 
 def load_camera_path(folder: str | Path, *, truth_needed: bool = True) -> CameraPath:
-    """Load a folder in one of two layouts; FileError if it is neither, or is not valid.
+    """Load a folder in one of two layouts; raise FileError if it is neither, or damaged.
 
     KITTI odometry  image_0/ (or image_1/ to image_3/), calib.txt, poses.txt; times.txt if there
     TUM RGB-D       rgb.txt, groundtruth.txt, and intrinsics.txt: fx fy cx cy [k1 k2 p1 p2 [k3]]
 
-    If the truth is not needed, all frames are there, with NaN for poses that are not known.
+    If the truth is not needed, unknown poses are NaN and no frame is skipped.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -87,7 +87,7 @@ def _kitti(folder: Path) -> CameraPath:
     projection = projections[camera].reshape(3, 4)
     intrinsics = _intrinsics(projection[:, :3], folder / 'calib.txt')
     poses = np.array([_square(row.reshape(3, 4)) for row in rows])
-    # The poses are those of camera 0, the others are beside it.
+    # The poses are those of camera 0; the other cameras are next to it.
     beside = np.eye(4)
     beside[:3, 3] = -np.linalg.solve(intrinsics, projection[:, 3])
     stamps = np.arange(len(frames)) / KITTI_RATE
@@ -132,9 +132,9 @@ def _tum(folder: Path, truth_needed: bool) -> CameraPath:
 
 
 def poses_at(path: Path, times: Matrix) -> Matrix:
-    """(N, 4, 4) poses at the times, of a file of rows t x y z qx qy qz qw; NaN where none is near.
+    """Interpolate the poses (N, 4, 4) at these times from a file of rows t x y z qx qy qz qw.
 
-    FileError if the file is not one.
+    NaN where no pose is near. Raise FileError if the file has another format.
     """
     truth = numbers(path, (8,))
     if len(truth) < 2 or not truth[:, 4:].any(axis=1).all():
@@ -144,7 +144,7 @@ def poses_at(path: Path, times: Matrix) -> Matrix:
     low, high = truth[after - 1, 0], truth[after, 0]
     near = (times - FURTHEST <= low) & (low <= times) & (times <= high)
     near &= high <= times + FURTHEST
-    # A pose of that very moment needs no neighbours, such as one a frame at 10 Hz.
+    # A pose at exactly this time needs no neighbours, for example with one pose per frame.
     near |= np.minimum(np.abs(times - low), np.abs(times - high)) < EXACT
     poses = _interpolate(truth, times)
     poses[~near] = np.nan
@@ -153,7 +153,7 @@ def poses_at(path: Path, times: Matrix) -> Matrix:
 
 def _interpolate(truth: Matrix, times: Matrix) -> Matrix:
     turns = truth[:, 4:] / np.linalg.norm(truth[:, 4:], axis=1, keepdims=True)
-    # q and -q are one turn: let neighbours have one sign, so that between them is between.
+    # q and -q are the same rotation: give neighbours the same sign before interpolating.
     flips = np.where((turns[1:] * turns[:-1]).sum(axis=1) < 0, -1.0, 1.0)
     turns[1:] *= np.cumprod(flips)[:, None]
     columns = np.hstack([truth[:, 1:4], turns]).T

@@ -1,4 +1,4 @@
-"""Another network, run by ONNX Runtime or OpenVINO on the CPU."""
+"""Networks of other authors, run with ONNX Runtime or OpenVINO on the CPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Port:
-    """One input."""
+    """An input of a network."""
 
     name: str
     shape: tuple[int | None, ...]  # None: any
-    dtype: type | None  # None: not one that images have
+    dtype: type | None  # None: not a type of images
 
     def __str__(self) -> str:
         sides = 'x'.join('?' if side is None else str(side) for side in self.shape)
@@ -43,7 +43,7 @@ class ForeignNetwork:
 def open_network(
     path: Path, runtime: str = 'onnxruntime', threads: int | None = None
 ) -> ForeignNetwork:
-    """Open an ONNX file, or with OpenVINO an .xml file; FileError if that fails."""
+    """Open an ONNX file, or an .xml file with OpenVINO; raise FileError if that fails."""
     if runtime not in RUNTIMES:
         raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)}, got '{runtime}'")
     if not path.is_file():
@@ -55,7 +55,7 @@ def open_network(
         return openers[runtime](path, threads)
     except ImportError as error:
         raise ValueError(f'{path} needs {runtime}: pip install {runtime}') from error
-    except Exception as error:  # neither library's exceptions have a common base
+    except Exception as error:  # the exceptions of these libraries have no common base
         raise FileError(
             f'{path} is not a model that {RUNTIMES[runtime]} can open: {error}'
         ) from error

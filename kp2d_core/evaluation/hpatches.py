@@ -1,4 +1,4 @@
-"""Folders in HPatches layout: 1.png ... 6.png, H_1_2 ... H_1_6; any image format and number."""
+"""Sequences in HPatches layout: images 1.png to 6.png (any format and number), H_1_2 to H_1_6."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOMOGRAPHY_NAME = re.compile(r'H_1_(\d+)')
 
 @dataclass(frozen=True)
 class Sequence:
-    """Photographs of one plane, or from one place; number 1 is the reference."""
+    """Photographs of one plane, or taken from one place; number 1 is the reference."""
 
     name: str
     images: dict[int, Path]  # by number
@@ -38,13 +38,13 @@ def load_sequences(
     names: Iterable[str] = (),
     skipped: Callable[[str], object] = warnings.warn,
 ) -> list[Sequence]:
-    """The sequences of a folder, sorted by name, or the one that the folder is itself.
+    """Find the sequences of a folder, sorted by name; the folder may itself be a sequence.
 
     names    only these, with or without the prefix i_ or v_
-    skipped  is called with a sentence for everything that is left out because it is incomplete
+    skipped  called with a sentence for each pair that is left out because a file is missing
 
-    A file that is there and cannot be right (two images number 1, a homography that is no 3x3
-    matrix) raises FileError: it is not skipped, as the figures would be of something else.
+    Raise FileError for an invalid file, such as two images with number 1 or a homography that is
+    not a 3x3 matrix. Skipping it would silently change the figures.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def load_sequences(
 
 
 def select_split(sequences: list[Sequence], split: str) -> list[Sequence]:
-    """Of 'all', 'illumination' (i_*), 'viewpoint' (v_*), or one sequence by name."""
+    """Select 'all', 'illumination' (i_*), 'viewpoint' (v_*), or one sequence by name."""
     if split == 'all':
         return sequences
     if split in ('illumination', 'viewpoint'):
@@ -78,11 +78,11 @@ def rescale(
     size: Size,
     truth: Truth = 'exact',
 ) -> NDArray[np.float64]:
-    """The homography between two images after both were resized to `size`.
+    """Return the homography between two images after both are resized to `size`.
 
-    'exact' follows the centres of the pixels. 'paper' scales coordinates alone, as the paper's
-    figures have it, without the part of a pixel by which resizing moves the centres: it is off by
-    up to 0.7 px at the corners of HPatches.
+    'exact' follows the pixel centres. 'paper' only scales coordinates, as for the figures of the
+    paper, and ignores that resizing moves the pixel centres. Its error is up to 0.7 px at the
+    corners of HPatches images.
     """
     if truth not in TRUTHS:
         raise ValueError(f"truth must be one of {', '.join(TRUTHS)}, got '{truth}'")
@@ -90,13 +90,13 @@ def rescale(
     if truth == 'paper':
         shrink_target[:2, 2] = shrink_source[:2, 2] = 0
     scaled: NDArray[np.float64] = shrink_target @ homography @ np.linalg.inv(shrink_source)
-    # The sign of a homography is arbitrary: let the image's centre be in front of the camera.
+    # The sign of a homography is arbitrary: put the image centre in front of the camera.
     centre = np.array([size[0] / 2, size[1] / 2, 1])
     return scaled if scaled[2] @ centre > 0 else -scaled
 
 
 def write_sequence(folder: Path, sequence: ViewSequence) -> None:
-    """1.png, 2.png, ..., H_1_2, ... in a folder of the sequence's name."""
+    """Write 1.png, 2.png, ..., H_1_2, ... to a folder with the name of the sequence."""
     folder = folder / sequence.name
     write_image(folder / '1.png', sequence.reference)
     for number, (image, homography) in enumerate(sequence.others, 2):

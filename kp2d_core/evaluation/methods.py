@@ -1,4 +1,4 @@
-"""The methods of a comparison, by what a user calls them: models, precisions, baselines."""
+"""The extractors of a comparison: models in their precisions, and classical baselines."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from kp2d_core.images import Image, Size, size_of
 
 
 @dataclass(frozen=True)
-class Method:
-    name: str  # short and unique, as in the tables
-    description: str  # what runs it
-    extract: Extract  # all points, copies too
-    scores_are_shares: bool = False  # scores say how often a point is found again
+class NamedExtractor:
+    """An extractor with its name in the tables."""
+
+    name: str  # short and unique
+    description: str  # the runtime or library that runs it
+    extract: Extract  # returns all points, including copies
+    scores_are_shares: bool = False  # scores predict how often a point is found again
 
 
 def open_methods(
@@ -37,25 +39,25 @@ def open_methods(
     scales: Sequence[float] | None = None,
     size: Size = (320, 240),
     top_k: int = 300,
-) -> list[Method]:
-    """Every model in every precision, then the baselines.
+) -> list[NamedExtractor]:
+    """Open every model in every precision, then the baselines.
 
-    A model is what `KeypointDetector.load` takes, or a YAML file that describes a foreign ONNX
-    extractor (see `onnx_extractor`), which has one precision only. `scales` are those of
-    `detect`, `size` and `top_k` those of the evaluation.
+    A model is anything that `KeypointDetector.load` takes, or a YAML file that describes another
+    ONNX network (see `onnx_extractor`), which has only one precision. `scales` are those of
+    `detect`; `size` and `top_k` are those of the evaluation.
     """
     models, precisions = list(models), list(precisions)
     rescaled = scales is not None and check_scales(scales) != (1.0,)
-    methods: list[Method] = []
+    methods: list[NamedExtractor] = []
     for model, name in zip(models, _short_names(models), strict=True):
         if Path(model).suffix in ('.yaml', '.yml'):
             extract = onnx_extractor(model, threads)
             runner = RUNTIMES[read_description(model).runtime]
-            methods.append(Method(name, f'{runner}, {Path(model).name}', extract))
+            methods.append(NamedExtractor(name, f'{runner}, {Path(model).name}', extract))
             continue
         for precision in precisions:
             if precision == 'auto' and Path(model).suffix != '.onnx':
-                precision = 'fp32'  # not what is fastest here: figures are to be comparable
+                precision = 'fp32'  # not the fastest of this machine: figures must be comparable
             detector = KeypointDetector.load(
                 model, runtime=runtime, precision=precision, threads=threads
             )
@@ -80,9 +82,9 @@ def open_methods(
                 score_threshold=0.0,
             )
             description = f'{detector.runtime.description}, {at}'
-            methods.append(Method(title, description, extract, scores_are_shares=True))
+            methods.append(NamedExtractor(title, description, extract, scores_are_shares=True))
     for name in baselines:
-        methods.append(Method(name, f'OpenCV {cv2.__version__}', baseline(name, top_k)))
+        methods.append(NamedExtractor(name, f'OpenCV {cv2.__version__}', baseline(name, top_k)))
     repeated = {each.name for each in methods if [m.name for m in methods].count(each.name) > 1}
     if repeated:
         raise ValueError(f'{repeated.pop()} is given twice')
@@ -90,7 +92,7 @@ def open_methods(
 
 
 def _short_names(models: list[str]) -> list[str]:
-    """File names without suffix, with the folders that tell equal ones apart."""
+    """Return file names without suffix, with as many folders as needed to make them unique."""
     paths = [Path(model) for model in models]
     for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
         names = [Path(*path.parts[-depth:]).with_suffix('').as_posix() for path in paths]
@@ -100,15 +102,16 @@ def _short_names(models: list[str]) -> list[str]:
 
 
 def _create(name: str, **settings: Any) -> Any:
-    """A detector from where this OpenCV keeps it: version 5 moved some to the contrib module."""
+    """Create an OpenCV detector; version 5 moved some of them to the contrib module."""
     for module in (cv2, getattr(cv2, 'xfeatures2d', None)):
         if hasattr(module, f'{name}_create'):
             return getattr(module, f'{name}_create')(**settings)
     raise ValueError(f'this OpenCV has no {name}: install opencv-contrib-python-headless')
 
 
-# ORB spreads a given number of points over its pyramid. 1000 for the best 300 gives the paper's
-# repeatability on its three sequences to 0.006; 500, OpenCV's own number, is up to 0.12 away.
+# ORB distributes a given number of points over its pyramid. With 1000, the repeatability of the
+# best 300 is within 0.006 of the paper's on its three sequences; with 500, OpenCV's default, it
+# differs by up to 0.12.
 _METHODS: dict[str, Callable[[int], Any]] = {
     'sift': lambda top_k: _create('SIFT'),
     'orb': lambda top_k: _create('ORB', nfeatures=max(1000, 2 * top_k)),
@@ -119,7 +122,7 @@ BASELINES = tuple(_METHODS)
 
 
 def baseline(name: str, top_k: int = 300) -> Extract:
-    """'sift', 'orb', 'brisk' or 'akaze' with OpenCV's settings; scores are its responses."""
+    """Open 'sift', 'orb', 'brisk' or 'akaze' with OpenCV's defaults; scores are its responses."""
     if name not in _METHODS:
         raise ValueError(f"there is no baseline '{name}': choose from {', '.join(BASELINES)}")
     method = _METHODS[name](top_k)

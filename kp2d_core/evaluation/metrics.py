@@ -1,8 +1,8 @@
 """Metrics of one pair of images, on features and the true homography between them.
 
-What is filtered before the best `top_k` are taken, and where a limit is inclusive, decides the
-figures: repeatability and homography look at points that both images see, the matching score at
-all points. Features must be in descending order of score.
+The figures depend on what is filtered before the best `top_k` points are taken, and on which
+limits are inclusive. Repeatability and homography use the points visible in both images, the
+matching score uses all points. Features must be in descending order of score.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kp2d_core.images import Size
 
 Array = NDArray[np.float64]
 
-CORRECT = 3.0  # px, within which a point or a match counts
-COPY = 2.0  # px, within which of a better one a point is a copy of it
-CORNER_THRESHOLDS = (1, 3, 5)  # px of mean corner error, within which a homography counts
+CORRECT = 3.0  # px, largest error of a point or match that counts
+COPY = 2.0  # px; a point closer than this to a better one is a copy
+CORNER_THRESHOLDS = (1, 3, 5)  # px, largest mean corner error of a homography that counts
 RANSAC_THRESHOLD = 3.0
 RANSAC_ITERATIONS = 5000
 RANSAC_CONFIDENCE = 0.9995
@@ -30,12 +30,12 @@ MINIMUM_MATCHES = 4  # for a homography
 
 class Detection(NamedTuple):
     repeatability: float
-    localization: float  # px; CORRECT, the worst there can be, if no point was found again
+    localization: float  # px; CORRECT, the worst possible value, if no point was found again
     failed: bool  # no point was found again
 
 
 class Fit(NamedTuple):
-    """One homography for each RANSAC run; infinite corner error where there is none."""
+    """One homography per RANSAC run; the corner error is infinite where RANSAC finds none."""
 
     corner_errors: Array  # (runs,) px
     inlier_ratios: Array  # (runs,)
@@ -46,14 +46,14 @@ def inverse(homography: Array) -> Array:
 
 
 def in_view(points: Array, size: Size) -> NDArray[np.bool_]:
-    """Which points lie in [0, width) x [0, height)."""
+    """Mark the points in [0, width) x [0, height)."""
     return np.all((points >= 0) & (points < np.asarray(size)), axis=1)
 
 
 def detection(
     first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
 ) -> Detection:
-    """How many of the points that both see are found again within 3 px, and how closely."""
+    """Compute repeatability and localization of the points visible in both images."""
     warped = warp_points(first.keypoints, first_to_second)
     expected = warped[in_view(warped, size)][:top_k]
     found = seen_by_other(second, inverse(first_to_second), size)[:top_k].keypoints
@@ -68,7 +68,7 @@ def detection(
 
 
 def share_of_copies(features: Features, top_k: int) -> float:
-    """Of the best `top_k` points, the share within 2 px of a better one: the same place again."""
+    """Return the share of the best `top_k` points that lie within 2 px of a better one."""
     best = features.keypoints[:top_k]
     if len(best) < 2:
         return 0.0
@@ -79,7 +79,7 @@ def share_of_copies(features: Features, top_k: int) -> float:
 def matching_score(
     first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
 ) -> float:
-    """Share of nearest-descriptor matches that are right, averaged over both directions."""
+    """Return the share of correct nearest-descriptor matches, averaged over both directions."""
     first, second = first[:top_k], second[:top_k]
     if not len(first) or not len(second):
         return 0.0
@@ -99,7 +99,7 @@ def matching_score(
 def _directed_score(
     queries: NDArray[Any], matched: NDArray[Any], back: Array, size: Size
 ) -> float:
-    """Share of correct matches, of those whose point lies in the image of the query."""
+    """Return the share of correct matches among those whose point lies in the query image."""
     returned = warp_points(matched, back)
     visible = np.all((returned >= 0) & (returned <= np.asarray(size) - 1), axis=1)
     correct = np.linalg.norm(returned - queries, axis=1) < CORRECT
@@ -109,7 +109,7 @@ def _directed_score(
 def mutual_matches(
     first: Features, second: Features, first_to_second: Array, size: Size, top_k: int
 ) -> tuple[Features, Features]:
-    """Pairs of features that are each other's nearest, of the points that both images see."""
+    """Match the points visible in both images by mutual nearest descriptors."""
     return mutually_nearest(
         seen_by_other(first, first_to_second, size)[:top_k],
         seen_by_other(second, inverse(first_to_second), size)[:top_k],
@@ -117,7 +117,7 @@ def mutual_matches(
 
 
 def mutually_nearest(first: Features, second: Features) -> tuple[Features, Features]:
-    """Features that are each other's nearest by descriptor, in pairs."""
+    """Match by mutual nearest descriptors; return the matched features row by row."""
     if not len(first) or not len(second):
         return first[:0], second[:0]
     distances = descriptor_distances(first, second)
@@ -129,14 +129,14 @@ def mutually_nearest(first: Features, second: Features) -> tuple[Features, Featu
 def match_errors(
     first: NDArray[Any], second: NDArray[Any], first_to_second: Array
 ) -> NDArray[np.float64]:
-    """How far matches (M, 2) are from the truth, px in the second image."""
+    """Return the errors of matches (M, 2) in pixels of the second image."""
     return np.asarray(np.linalg.norm(warp_points(first, first_to_second) - second, axis=1))
 
 
 def correct_matches(
     first: NDArray[Any], second: NDArray[Any], first_to_second: Array
 ) -> NDArray[np.bool_]:
-    """Which matches lie within 3 px of the truth, in the second image."""
+    """Mark the matches within 3 px of the truth, in the second image."""
     return match_errors(first, second, first_to_second) < CORRECT
 
 
@@ -145,8 +145,8 @@ def fit_homographies(
 ) -> Fit:
     """Estimate the homography of the matches by RANSAC `runs` times; measure its corner error.
 
-    OpenCV's RANSAC has a generator of its own that cannot be seeded: every run gets the matches in
-    another order, from a seeded generator, so that the runs differ and can be repeated.
+    OpenCV's RANSAC cannot be seeded. Instead, each run gets the matches in another order, drawn
+    from a seeded generator. The runs differ and can be repeated.
     """
     errors, inlier_ratios = np.full(runs, np.inf), np.zeros(runs)
     if len(first) < MINIMUM_MATCHES:
@@ -176,12 +176,12 @@ def fit_homographies(
 
 
 def area_under_curve(corner_errors: Array, threshold: float) -> float:
-    """Mean, over thresholds t from 0 to this one, of the share of errors up to t."""
+    """Average the share of errors below t over all t from 0 to the threshold."""
     return float(np.clip(1 - corner_errors / threshold, 0, None).mean())
 
 
 def descriptor_distances(first: Features, second: Features) -> NDArray[np.float32]:
-    """(N, M) squared Euclidean distances of the descriptors."""
+    """Squared Euclidean distances (N, M) of the descriptors."""
     a, b = first.descriptors, second.descriptors
     return (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
 

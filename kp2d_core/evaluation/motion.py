@@ -1,4 +1,4 @@
-"""Error of the camera motion that is estimated from matches, with a calibrated camera."""
+"""Error of the motion of a calibrated camera, estimated from matches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kp2d_core.matching import match
 from kp2d_core.refinement import refined_points
 
 GAPS = (1, 2, 5, 10, 20)  # frames between the two of a pair
-PAIRS = 100  # of each gap at most, spread over the path
-SHORTEST = 0.05  # m that the camera must have gone: of less, the truth does not know the direction
-FAILED = 180.0  # degrees, of a pair whose motion could not be estimated
-WITHIN = 5  # degrees, of the area under the curve
-_THRESHOLD = 1.0  # px off the epipolar geometry
+PAIRS = 100  # at most, for each gap, spread over the path
+SHORTEST = 0.05  # m of translation; below it the ground truth gives no reliable direction
+FAILED = 180.0  # degrees, the error of a pair whose motion could not be estimated
+WITHIN = 5  # degrees, limit of the area under the curve
+_THRESHOLD = 1.0  # px from the epipolar line
 _CONFIDENCE = 0.9999
 _ITERATIONS = 5000
 _ANY_DISTANCE = 1e9  # times the way that the camera went; OpenCV drops points beyond 50 of them
@@ -37,14 +37,14 @@ class MotionResult:
     gap: int
     pairs: int
     rotation: float  # degrees, the median error
-    direction: float  # degrees, the median error of where the camera went; how far is not told
-    auc5: float  # area under the curve of pairs with both errors within so much, up to 5 degrees
-    matches: float  # mutual ones, the mean
-    inliers: float  # of them that agree with the motion found, the mean
+    direction: float  # degrees, the median error of the direction of translation
+    auc5: float  # area under the curve of pairs with both errors below a limit, up to 5 degrees
+    matches: float  # mean number of mutual matches
+    inliers: float  # mean number of those that agree with the estimated motion
 
 
 def choose_pairs(path: CameraPath, gaps: Iterable[int] = GAPS) -> dict[int, list[int]]:
-    """Return the first frames of the pairs for each gap; ValueError if there are no pairs."""
+    """Return the first frames of the pairs for each gap; raise ValueError if there are none."""
     wanted = sorted(set(gaps))
     if not wanted or wanted[0] < 1:
         raise ValueError('gaps must be 1 or more frames')
@@ -74,11 +74,11 @@ def motion_test(
     refine: bool = False,
     progress: bool = False,
 ) -> list[MotionResult]:
-    """Rotation and direction between frames of a path, by mutual matches and essential matrix.
+    """Estimate rotation and direction between frames from mutual matches and essential matrices.
 
-    Frames are given at their own size. Lenses are undistorted, with the path's calibration. Each
-    pair is estimated `seeds` times, with its matches in another order: estimators are random.
-    With `refine`, of matches that align, at the places that they align at (`refine_matches`).
+    Frames keep their size. The calibration of the path removes the lens distortion. Each pair is
+    estimated `seeds` times with the matches in different order, because estimators are random.
+    With `refine`, the matches are those that align, at refined positions (`refine_matches`).
     """
     pairs = choose_pairs(path, gaps)
     found: dict[int, list[tuple[float, ...]]] = {gap: [] for gap in pairs}
@@ -115,7 +115,7 @@ def _matched(first: View, second: View, refine: bool) -> tuple[Float, Float]:
 def _compare(
     first: Float, second: Float, path: CameraPath, truth: Matrix, seeds: int
 ) -> list[tuple[float, float, float, float]]:
-    """Errors of rotation and direction in degrees, matches, inliers; for each seed."""
+    """Return errors of rotation and direction in degrees, matches and inliers, for each seed."""
     a, b = path.camera.rays(first), path.camera.rays(second)
     placed = np.flatnonzero(np.isfinite(np.hstack([a, b])).all(axis=1))
     rows = []
@@ -126,7 +126,7 @@ def _compare(
             rows.append((FAILED, FAILED, float(len(first)), 0.0))
             continue
         rotation, direction, inliers = found
-        # Not by the trace: its cosine knows small angles badly.
+        # Not from the trace, whose cosine is inaccurate at small angles.
         turned = 2 * np.arcsin(min(np.linalg.norm(rotation - truth[:3, :3]) / np.sqrt(8), 1))
         along = np.clip(direction @ truth[:3, 3] / np.linalg.norm(truth[:3, 3]), -1, 1)
         errors = np.degrees([turned, np.arccos(along)])
@@ -137,7 +137,7 @@ def _compare(
 def _estimate(
     first: Matrix, second: Matrix, threshold: float
 ) -> tuple[Matrix, Matrix, int] | None:
-    """Rotation, unit direction and inliers, of points in the plane at distance 1."""
+    """Estimate rotation, unit direction and number of inliers from normalised points."""
     if len(first) < 6:
         return None
     try:

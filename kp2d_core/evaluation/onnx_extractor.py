@@ -1,20 +1,20 @@
-"""Any ONNX model that gives keypoints and descriptors, as an extractor for the protocol.
+"""Any ONNX model that returns keypoints and descriptors, as an extractor for the protocol.
 
-A small YAML file says how to feed it and what its outputs are called:
+A small YAML file describes its inputs and outputs:
 
     model: superpoint.onnx    # beside the YAML file
     runtime: onnxruntime      # or openvino, which takes its own .xml too
     scale: 1/255              # pixel values are (value * scale - mean) / std
     mean: 0
     std: 1
-    multiple_of: 8            # sides that the model accepts; images are resized to the nearest
+    multiple_of: 8            # of both sides; images are resized to the nearest such size
     coordinates: pixels       # or normalised: -1 to 1 between the centres of the corner pixels
-    image: image              # names in the model; `scores` may be null: then in the order given
+    image: image              # names in the model; `scores: null` if points are sorted, best first
     keypoints: keypoints
     scores: scores
     descriptors: descriptors
 
-Colour or gray, NCHW or NHWC, the type of the values and a fixed size are read off the input.
+The input of the model determines colour or gray, NCHW or NHWC, the data type and a fixed size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COORDINATES = ('pixels', 'normalised')
 
 @dataclass(frozen=True)
 class OnnxDescription:
-    """What the YAML file says."""
+    """The content of the YAML file."""
 
     model: Path
     runtime: str = 'onnxruntime'
@@ -49,7 +49,7 @@ class OnnxDescription:
     std: float | list[float] = 1.0
     multiple_of: int = 1
     coordinates: str = 'pixels'
-    image: str | None = None  # None: the model's only input
+    image: str | None = None  # None: the only input of the model
     keypoints: str = 'keypoints'
     scores: str | None = 'scores'
     descriptors: str = 'descriptors'
@@ -57,7 +57,7 @@ class OnnxDescription:
 
 @dataclass(frozen=True)
 class InputLayout:
-    """What the model's input says."""
+    """The layout of the model's input."""
 
     gray: bool
     channels_last: bool
@@ -107,7 +107,7 @@ def _check_values(description: OnnxDescription) -> None:
 
 
 def onnx_extractor(path: str | Path, threads: int | None = None) -> Extract:
-    """The extractor that the YAML file at `path` describes, run on the CPU."""
+    """Open the extractor that a YAML file describes, on the CPU."""
     description = read_description(path)
     network = open_network(description.model, description.runtime, threads)
     inputs = {port.name: port for port in network.inputs}
@@ -123,7 +123,7 @@ def onnx_extractor(path: str | Path, threads: int | None = None) -> Extract:
         tensor = _tensor(cv2.resize(image, working), layout, description)
         try:
             values = dict(zip(outputs, network.run({name: tensor}, outputs), strict=True))
-        except Exception as error:  # the runtimes' exceptions have no common base
+        except Exception as error:  # the exceptions of the runtimes have no common base
             raise ValueError(
                 f'{description.model} failed on an input of {tensor.shape}: {error}'
             ) from error
@@ -169,7 +169,7 @@ def _nearest_size(given: Size, multiple: int) -> Size:
 def _tensor(
     image: NDArray[Any], layout: InputLayout, description: OnnxDescription
 ) -> NDArray[Any]:
-    """Pixels as the model takes them; bytes go in as they are."""
+    """Convert pixels to the input of the model; a uint8 input gets them unchanged."""
     values = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None] if layout.gray else image
     if layout.dtype is not np.uint8:
         values = values.astype(np.float32) * description.scale
@@ -179,7 +179,7 @@ def _tensor(
 
 
 def _rows(descriptors: NDArray[Any], count: int) -> NDArray[Any]:
-    """(N, D), of descriptors that come as N x D or as D x N."""
+    """Return descriptors as (N, D), from (N, D) or (D, N)."""
     matrix = descriptors[0] if descriptors.ndim == 3 else descriptors
     if matrix.ndim != 2 or count not in matrix.shape:
         raise ValueError(f'the model gave {count} keypoints but descriptors {descriptors.shape}')

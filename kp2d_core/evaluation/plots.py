@@ -23,7 +23,7 @@ from kp2d_core.matching import Matches
 from kp2d_core.visualize import draw_matches
 
 COLOURS = ('#2563eb', '#ea580c', '#059669', '#9333ea', '#db2777', '#0891b2', '#ca8a04', '#475569')
-MANY_SEQUENCES = 12  # above it, bars for each sequence become unreadable
+MANY_SEQUENCES = 12  # more bars than this are unreadable
 STYLE: dict[Any, Any] = {
     'font.family': 'sans-serif',
     'font.size': 10,
@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
     'svg.fonttype': 'path',
     'svg.hashsalt': 'kp2d',
 }
-WIDTH = 1500  # px of a drawing
+WIDTH = 1500  # px, of a drawing
 
 
 def plot_study(study: Study) -> dict[str, bytes]:
@@ -239,7 +239,7 @@ class Drawing:
 
 @dataclass
 class Gallery:
-    """Watches evaluations and draws the pairs of each sequence with these targets."""
+    """Draws the pairs with these targets while they are evaluated."""
 
     targets: dict[str, set[int]]  # sequence -> numbers of the second images
     top_k: int
@@ -253,7 +253,7 @@ class Gallery:
 
 
 def draw_pair(method: str, pair: Pair, result: PairResult, top_k: int) -> Drawing:
-    """The mutual matches that the homography is estimated from."""
+    """Draw the mutual matches that the homography is estimated from."""
     size = size_of(pair.first.image)
     matched = mutual_matches(
         pair.first.features, pair.second.features, pair.first_to_second, size, top_k

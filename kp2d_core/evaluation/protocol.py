@@ -1,7 +1,8 @@
-"""Sequences in HPatches layout, image 1 against the others: the paper's metrics, and more.
+"""Evaluation on sequences in HPatches layout: the paper's metrics, and more.
 
-The paper counts copies of a point, and scales homographies without the half pixel. Here each place
-counts once and the truth is exact, unless a radius of 0 and the truth of the paper are asked for.
+Image 1 of a sequence is compared with each other image. By default each place counts once, and
+homographies are scaled with respect to pixel centres. The paper counts copies of a point and
+scales pixel coordinates: `nms_radius=0` and `truth='paper'`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from kp2d_core.images import Image, Size, read_image, size_of
 from kp2d_core.matching import Matches
 from kp2d_core.refinement import refined_points
 
-Extract = Callable[[Image], Features]  # an RGB uint8 image in, features in its pixels out
+Extract = Callable[[Image], Features]  # from an RGB uint8 image to features in its pixels
 
 METRICS = ('repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore')  # the paper's
-PLACE_METRICS = ('right', 'error', 'copies')  # what copies cannot flatter
+PLACE_METRICS = ('right', 'error', 'copies')  # copies do not improve these
 MORE_METRICS = ('auc1', 'auc3', 'auc5', 'precision', 'inlier_ratio', 'matches')
 
 
 @dataclass(frozen=True)
 class PairResult:
-    """One pair of images. A pair that fails has the worst value there is, never NaN."""
+    """The figures of one pair of images. A pair that fails has the worst value, never NaN."""
 
     sequence: str
     target: int  # number of the second image; the first is 1
@@ -42,13 +43,13 @@ class PairResult:
     mscore: float
     precision: float  # share of mutual matches within 3 px of the truth
     matches: int  # mutual matches
-    errors: tuple[float, ...]  # px, of those of them within 3 px of the truth, the right ones
+    errors: tuple[float, ...]  # px, of the correct matches, those within 3 px of the truth
     copies: float  # share of the best points within 2 px of a better one, before suppression
     corner_errors: tuple[float, ...]  # px, one for each RANSAC run; infinite without a homography
     inlier_ratios: tuple[float, ...]  # RANSAC's inliers over matches, one for each run
     failed: bool  # no point found again, or too few matches for any homography
-    reliability: Reliability | None = None  # None: scores are no probabilities
-    in_sigmas: tuple[float, ...] = ()  # errors over the sigmas of the points, if they have any
+    reliability: Reliability | None = None  # None: scores are not probabilities
+    in_sigmas: tuple[float, ...] = ()  # errors divided by the sigmas of the points, if known
 
     def metrics(self) -> dict[str, float]:
         errors = np.array(self.corner_errors)
@@ -69,7 +70,7 @@ class PairResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One method on one set of pairs."""
+    """The results of one method on a set of pairs."""
 
     name: str
     size: Size
@@ -79,10 +80,10 @@ class Evaluation:
     milliseconds: list[float] = field(default_factory=list)  # to extract, for each image
     nms_radius: float = NMS_RADIUS
     truth: Truth = 'exact'
-    refined: Evaluation | None = None  # the same with refined matches, if that was asked for
+    refined: Evaluation | None = None  # the same with refined matches, if requested
 
     def mean(self) -> dict[str, float]:
-        """Every metric, averaged over the pairs; 'error' is the median of all right matches."""
+        """Average every metric over the pairs; 'error' is the median over all correct matches."""
         rows = [pair.metrics() for pair in self.pairs]
         names = (*METRICS, *PLACE_METRICS, *MORE_METRICS)
         means = {name: float(np.mean([row[name] for row in rows])) for name in names}
@@ -106,7 +107,7 @@ class Evaluation:
         return reliability.add(pair.reliability for pair in self.pairs)
 
     def in_sigmas(self) -> NDArray[np.float64]:
-        """Errors of all right matches over the sigmas of their points; empty without sigmas."""
+        """Errors of all correct matches divided by the sigmas of their points, if known."""
         return np.array([ratio for pair in self.pairs for ratio in pair.in_sigmas])
 
     def failures(self) -> int:
@@ -124,17 +125,17 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class View:
-    """One image at the size of the evaluation, and what was found in it."""
+    """One image at the size of the evaluation, and its features."""
 
     image: Image
     features: Features  # in descending order of score
-    given: Size  # before it was resized
+    given: Size  # before resizing
     copies: float = 0.0  # share of the best points before suppression
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Image 1 of a sequence, another, and the true homography between them."""
+    """Image 1 of a sequence, another image, and the true homography between them."""
 
     first: View
     second: View
@@ -160,13 +161,13 @@ def evaluate(
 ) -> Evaluation:
     """Extract every image once, resized, and compare image 1 of each sequence with the others.
 
-    extract       gives all points that the method finds: the metrics take the best `top_k`
-    seeds         how many times RANSAC runs on each pair
-    nms_radius    px, within which only the best point counts; 0: copies count, as in the paper
-    truth         'exact', or 'paper': how homographies are scaled with the images (`rescale`)
-    found_within  px, of the reliability of scores
-    refine        evaluate refined matches too, see `Evaluation.refined`
-    watch         is called with every pair, for drawings
+    extract       returns all points of an image; the metrics take the best `top_k`
+    seeds         number of RANSAC runs per pair
+    nms_radius    px within which only the best point counts; 0: copies count, as in the paper
+    truth         'exact' or 'paper': how homographies are scaled with the images (`rescale`)
+    found_within  px within which a point counts as found again, for the reliability of scores
+    refine        also evaluate refined matches (`Evaluation.refined`)
+    watch         called with every pair, for drawings
     """
     check_settings(sequences, size, top_k, seeds, nms_radius)
     results: list[PairResult] = []
@@ -206,7 +207,7 @@ def look(
     nms_radius: float = NMS_RADIUS,
     given: Size | None = None,
 ) -> View:
-    """Extract an image: features after suppression, and the share of copies before it."""
+    """Make a view: features after suppression, and the share of copies before it."""
     ordered = in_order_of_score(features)
     copies = metrics.share_of_copies(ordered, top_k)
     return View(image, once(ordered, nms_radius), given or size_of(image), copies)
@@ -222,7 +223,7 @@ def once(features: Features, nms_radius: float) -> Features:
 def evaluate_pair(
     pair: Pair, top_k: int, seeds: int = 1, found_within: float = FOUND
 ) -> PairResult:
-    """All metrics of one pair."""
+    """Compute all metrics of one pair."""
     first, second, truth = pair.first.features, pair.second.features, pair.first_to_second
     size = size_of(pair.first.image)
     detection = metrics.detection(first, second, truth, size, top_k)
@@ -230,7 +231,7 @@ def evaluate_pair(
     points = matched[0].keypoints, matched[1].keypoints
     fit = metrics.fit_homographies(*points, truth, size, seeds)
     correct = metrics.correct_matches(*points, truth)
-    # As a user has them, who knows no truth to tell what both images see.
+    # All points, as in use, where the ground truth does not tell which points both images show.
     nearest = metrics.mutually_nearest(first[:top_k], second[:top_k])
     errors = metrics.match_errors(nearest[0].keypoints, nearest[1].keypoints, truth)
     right = errors < metrics.CORRECT
@@ -254,7 +255,7 @@ def evaluate_pair(
 
 
 def refine_pair(pair: Pair, result: PairResult, top_k: int, seeds: int = 1) -> PairResult:
-    """The same, with what depends on matches from those that align (`refine_matches`)."""
+    """Compute the metrics that depend on matches again, with refined matches."""
     first, second, truth = pair.first.features, pair.second.features, pair.first_to_second
     size = size_of(pair.first.image)
     points = _refined(pair, *metrics.mutual_matches(first, second, truth, size, top_k))
@@ -275,7 +276,7 @@ def refine_pair(pair: Pair, result: PairResult, top_k: int, seeds: int = 1) -> P
 
 
 def _refined(pair: Pair, first: Features, second: Features) -> tuple[Float, Float]:
-    """Points of features that are matched row by row."""
+    """Refine features that are matched row by row; return their points."""
     rows = np.arange(len(first))
     unverified = np.ones(len(rows), bool)
     matches = Matches(np.stack([rows, rows], axis=1), np.zeros(len(rows), np.float32), unverified)
@@ -291,7 +292,7 @@ def _median(errors: Iterable[float]) -> float:
 def split_evaluation(
     evaluation: Evaluation, sequences: list[Sequence], splits: Iterable[str]
 ) -> dict[str, Evaluation]:
-    """The evaluation of each split (see `select_split`) that has a sequence."""
+    """Return the evaluation of each split (see `select_split`) that has a sequence."""
     chosen = {split: select_split(sequences, split) for split in splits}
     return {
         split: evaluation.only(sequence.name for sequence in members)

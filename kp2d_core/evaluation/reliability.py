@@ -1,4 +1,4 @@
-"""Do scores and sigmas mean what they say? Counted over pairs whose truth is known."""
+"""How well scores and sigmas predict repetition and errors, on pairs with known ground truth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kp2d_core.features import Features
 from kp2d_core.geometry import warp_points
 from kp2d_core.images import Size
 
-FOUND = 1.5  # px, within which a point is found again
+FOUND = 1.5  # px, within which a point counts as found again
 BINS = 10  # of scores, from 0 to 1
 # The median length of a 2-D Gaussian vector, in sigmas of one axis.
 EXPECTED_MEDIAN = float(np.sqrt(2 * np.log(2)))
@@ -22,7 +22,7 @@ EXPECTED_MEDIAN = float(np.sqrt(2 * np.log(2)))
 
 @dataclass(frozen=True)
 class Reliability:
-    """Counts of points found again, by score. Sums, so that pairs can be added up."""
+    """How many points were found again, by score. All fields are sums, so pairs can be added."""
 
     counts: tuple[int, ...]  # points, for each bin of scores
     scores: tuple[float, ...]  # sum of their scores
@@ -36,11 +36,11 @@ class Reliability:
         return _shares(self.found, self.counts)
 
     def brier(self) -> float:
-        """Mean of (score - found)^2: 0 is perfect, a score of 0.5 for all has 0.25."""
+        """Mean of (score - found)^2: 0 is perfect, a constant score of 0.5 gives 0.25."""
         return self.squares / max(sum(self.counts), 1)
 
     def calibration_error(self) -> float:
-        """Mean distance of scores from shares, each bin by its points: 0 is perfect."""
+        """Mean difference between scores and observed shares, weighted by points; 0 is perfect."""
         astray = np.abs(np.subtract(self.scores, self.found))
         return float(astray.sum() / max(sum(self.counts), 1))
 
@@ -52,7 +52,7 @@ def reliability(
     size: Size,
     distance: float = FOUND,
 ) -> Reliability | None:
-    """How often points that both images see are found again; None if scores are no shares."""
+    """Count how often points visible in both images are found again; None if not probabilities."""
     return count(*found_again(first, second, first_to_second, size, distance))
 
 
@@ -63,8 +63,9 @@ def found_again(
     size: Size,
     distance: float = FOUND,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Of points of either image that both see: their scores, and whether the other image has a
-    point within `distance` px.
+    """Return the scores of points visible in both images, and whether each is found again.
+
+    A point is found again if the other image has a point within `distance` px.
     """
     scores, found = [], []
     to_first = inverse(first_to_second)
@@ -74,14 +75,14 @@ def found_again(
     )
     for (own, other), back in zip((sides, sides[::-1]), (to_first, first_to_second), strict=True):
         scores.append(own.scores)
-        # Distances are those in the image of the point in question.
+        # Distances are measured in the image of the point itself.
         returned = warp_points(other.keypoints, back)
         found.append(_has_neighbour(own.keypoints, returned, distance))
     return np.concatenate(scores), np.concatenate(found)
 
 
 def count(scores: NDArray[Any], found: NDArray[np.bool_]) -> Reliability | None:
-    """Scores (N,) and which of them were found again, in bins; None if they are not in 0..1."""
+    """Count scores (N,), and those of points found again, in bins; None if not in 0..1."""
     scores = np.asarray(scores, np.float64)
     if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
         return None
@@ -112,9 +113,9 @@ def add(parts: Iterable[Reliability | None]) -> Reliability | None:
 def in_sigmas(
     errors: NDArray[Any], first: Features, second: Features, first_to_second: Array
 ) -> NDArray[np.float64]:
-    """Errors (M,) of matched features over their combined sigma; empty if they have none.
+    """Divide the errors (M,) of matches by the combined sigma; empty if there are no sigmas.
 
-    The first image's sigma is scaled as the homography scales its surroundings.
+    Sigmas of the first image are scaled as the homography scales the surroundings of the point.
     """
     if (first.sigma == 1).all() and (second.sigma == 1).all():  # the model has none
         return np.empty(0)
@@ -123,7 +124,7 @@ def in_sigmas(
 
 
 def local_scale(points: NDArray[Any], homography: Array) -> NDArray[np.float64]:
-    """How much the homography enlarges lengths around each point (N, 2)."""
+    """Return the factor by which the homography enlarges lengths around each point (N, 2)."""
     depth = np.column_stack([points, np.ones(len(points))]) @ homography[2]
     return np.sqrt(np.abs(np.linalg.det(homography)) / np.abs(depth) ** 3)
 

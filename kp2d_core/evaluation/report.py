@@ -1,6 +1,6 @@
-"""A study as one HTML file that needs nothing else: tables, plots, matches drawn.
+"""The report of a study: one HTML file with tables, plots and drawn matches.
 
-What stands in the tables is put together here; how it looks is in report.html.
+This file collects the content of the tables; report.html defines their look.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Cell(NamedTuple):
 class Row(NamedTuple):
     name: str
     cells: list[Cell]
-    note: str = ''  # of a row of the paper: which table it comes from
+    note: str = ''  # in a row of the paper: the table that it comes from
 
 
 class Table(NamedTuple):
     title: str
     metrics: list[str]  # the columns, by name
-    more: list[str]  # further ones, by title
+    more: list[str]  # further columns, by title
     rows: list[Row]
 
 
 def write_report(folder: str | Path, study: Study, gallery: Gallery) -> Path:
-    """Write index.html into the folder and give its path."""
+    """Write index.html to the folder and return its path."""
     path = Path(folder).expanduser() / 'index.html'
     page = render(study, gallery)
     with atomic_write(path) as temporary:
@@ -55,7 +55,7 @@ def write_report(folder: str | Path, study: Study, gallery: Gallery) -> Path:
 
 
 def template(folder: Path, name: str) -> Any:
-    """A Jinja2 template of a folder, which may use what lies beside this file."""
+    """Open a Jinja2 template of a folder; it may include the templates next to this file."""
     import jinja2
 
     loader = jinja2.FileSystemLoader([folder, Path(__file__).parent])
@@ -84,7 +84,7 @@ def render(study: Study, gallery: Gallery) -> str:
 
 def _facts(study: Study) -> list[str]:
     width, height = study.size
-    resized = study.evaluations or study.shift or study.robustness  # a camera's frames are not
+    resized = study.evaluations or study.shift or study.robustness  # frames of a camera are not
     facts = [f'{width}x{height}'] if resized else []
     facts += [f'best {study.top_k} points', study.protocol()]
     if study.evaluations:

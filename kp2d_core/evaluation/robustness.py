@@ -16,8 +16,8 @@ from kp2d_core.features import Features, in_order_of_score
 from kp2d_core.geometry import Matrix, resize_matrix, shift_matrix, warp_points
 from kp2d_core.images import Image, Size, resize, size_of
 
-Seen = tuple[Image, Matrix]  # a view, with where the photograph's pixels are in it
-STEP = 4  # px by which views of another light or sharpness are moved besides: half a cell
+Seen = tuple[Image, Matrix]  # a view, and the homography from the photograph to it
+STEP = 4  # px, half a cell: extra shift of views with another light or sharpness
 SHIFTS = tuple(range(9))  # 0 to 8 px: a whole cell of the network
 
 
@@ -49,10 +49,10 @@ def robustness(
     top_k: int = 300,
     progress: bool = False,
 ) -> dict[str, list[RobustnessPoint]]:
-    """Matching score and repeatability of RGB photographs against each change, level by level.
+    """Measure matching score and repeatability of RGB photographs at each level of each change.
 
-    Where only light or sharpness change, the view is moved by half a cell too: else keypoints that
-    sit on the network's grid, whatever the image shows, would seem to be found again.
+    Where only light or sharpness changes, the view is also shifted by half a cell. Otherwise
+    keypoints on the network's grid would count as found again, whatever the image shows.
     """
     photographs = list(images)
     if not photographs:
@@ -130,7 +130,7 @@ def _add_noise(photograph: Image, sigma: float, size: Size) -> Seen:
 
 
 def _crop(photograph: Image, start: int, size: Size) -> Seen:
-    """The photograph resized to a little more than the view, from `start` px on in x and y."""
+    """Crop the photograph, resized to slightly more than the view, from `start` px in x and y."""
     large = resize(photograph, (size[0] + STEP, size[1] + STEP))
     return _window(large, start, size), shift_matrix(-start, -start)
 
@@ -156,12 +156,12 @@ CHANGES = (
 
 @dataclass(frozen=True)
 class ShiftResult:
-    """Averages over the images, the content moved by `shift` px to the right and down."""
+    """Averages over images whose content is shifted by `shift` px to the right and down."""
 
     shift: int
     repeatability: float
     localization: float  # px
-    bias_x: float | None  # px, signed: below 0 keypoints lag behind; None if none was found again
+    bias_x: float | None  # px; below 0, keypoints lag behind; None: no point was found again
     bias_y: float | None
 
 
@@ -174,10 +174,10 @@ def shift_test(
     top_k: int = 300,
     progress: bool = False,
 ) -> list[ShiftResult]:
-    """Repeatability, localization and signed bias under pure translation, with real pixels.
+    """Measure repeatability, localization and signed bias under pure translation.
 
-    Each RGB photograph is resized to a little more than `size`, and cropped twice, `shift` pixels
-    apart in x and y: nothing is interpolated, so that a perfect detector has an error of 0.
+    Each RGB photograph is resized to slightly more than `size` and cropped twice, `shift` pixels
+    apart in x and y. Nothing is interpolated, so a perfect detector has an error of 0.
     """
     photographs = list(images)
     distances = sorted(set(shifts))
@@ -214,7 +214,7 @@ def _compare(still: Features, moved: Features, shift: int, size: Size, top_k: in
 def _bias(
     still: Features, moved: Features, truth: NDArray[np.float64], size: Size, top_k: int
 ) -> tuple[float, float] | tuple[None, None]:
-    """Mean of where points were found minus where they should be, over those found again."""
+    """Mean of found minus true positions, over the points that were found again."""
     warped = warp_points(still.keypoints, truth)
     expected = warped[in_view(warped, size)][:top_k]
     back = warp_points(moved.keypoints, inverse(truth))

@@ -29,7 +29,7 @@ from kp2d_core.images import Size
 from kp2d_core.version import __version__
 
 TABLES = Path(__file__).with_name('paper.yaml')
-PERCENTILES = (5, 25, 50, 75, 95)  # of errors over sigmas
+PERCENTILES = (5, 25, 50, 75, 95)  # of errors divided by sigmas
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Study:
     found_within: float = FOUND
     paper: str = 'same'  # which of its rows to show: 'same' methods, 'all', 'none'
     sequences: list[Sequence] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)  # a sentence for each thing left out
+    skipped: list[str] = field(default_factory=list)  # a sentence for each file left out
     methods: dict[str, str] = field(default_factory=dict)  # name -> what runs it
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     reliability: dict[str, Reliability] = field(default_factory=dict)  # of scores that are shares
@@ -204,7 +204,7 @@ class PaperRow:
 
 @lru_cache
 def paper_rows(size: Size, top_k: int, split: str) -> tuple[PaperRow, ...]:
-    """All rows for this size, number of points and split; none if the paper has no such table."""
+    """Return the paper's rows for this size, number of points and split, if there is a table."""
     split = split.removeprefix('v_')
     found: list[PaperRow] = []
     for table in yaml.safe_load(TABLES.read_text()):
@@ -219,7 +219,7 @@ def paper_rows(size: Size, top_k: int, split: str) -> tuple[PaperRow, ...]:
 def rows_beside(
     methods: Collection[str], size: Size, top_k: int, split: str, which: str = 'same'
 ) -> list[PaperRow]:
-    """The rows to print: of the 'same' methods (and KP2D, for any model), 'all', or 'none'."""
+    """Select the rows to print: of the 'same' methods (KP2D for any model), 'all', or 'none'."""
     if which == 'none':
         return []
     rows = paper_rows(size, top_k, split)

@@ -1,4 +1,4 @@
-"""A study as plain text for the terminal."""
+"""Tables of a study, as plain text for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ EXPLANATIONS = {
 }
 LOWER_IS_BETTER = ('localization', 'error', 'copies')
 COLUMNS = (*METRICS, *PLACE_METRICS)
-NUMBERS = ('right', 'matches')  # not shares, nor pixels
+NUMBERS = ('right', 'matches')  # counts, neither shares nor pixels
 
 
 def format_markdown(study: Study) -> str:
-    """The table of each split in Markdown, for documents."""
+    """Format the table of each split in Markdown, for documents."""
     blocks = []
     for split, evaluations in study.by_split().items():
         title, rows = _split_rows(study, split, evaluations)
@@ -59,7 +59,7 @@ def format_markdown(study: Study) -> str:
 
 
 def format_study(study: Study) -> str:
-    """All tables, with the paper's rows under ours."""
+    """Format all tables, with the paper's rows below ours."""
     blocks = [_split_block(study, split, rows) for split, rows in study.by_split().items()]
     if study.evaluations:
         blocks += [_besides_block(study.evaluations), _time_line(study.evaluations)]
@@ -77,17 +77,17 @@ def format_study(study: Study) -> str:
 
 
 def figure(value: float, deviation: float | None = None) -> str:
-    """'0.867', or '0.867±0.005' where there were several runs."""
+    """Format a figure: '0.867', or '0.867±0.005' with several runs."""
     return f'{value:.3f}' if deviation is None else f'{value:.3f}±{deviation:.3f}'
 
 
 def entry(name: str, value: float, deviation: float | None = None) -> str:
-    """A metric as the tables have it."""
+    """Format a metric for the tables."""
     return f'{value:.1f}' if name in NUMBERS else figure(value, deviation)
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest entry; the first to the left, the others to the right."""
+    """Align columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         '  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
@@ -108,7 +108,7 @@ def _split_block(study: Study, split: str, evaluations: dict[str, Evaluation]) -
 def _split_rows(
     study: Study, split: str, evaluations: dict[str, Evaluation]
 ) -> tuple[str, list[list[str]]]:
-    """The title and the rows, the first of them the titles of the columns."""
+    """Return the title and the rows; the first row holds the column titles."""
     several = study.seeds > 1
     rows = [['', *(TITLES[name] for name in COLUMNS), 'pairs', 'failed']]
     for method, evaluation in evaluations.items():

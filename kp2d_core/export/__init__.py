@@ -1,1 +1,1 @@
-"""The ONNX graph of KeyPointNet, written from the weights; precisions; engines."""
+"""ONNX graphs of KeyPointNet, written from the weights; precisions; TensorRT engines."""

@@ -1,7 +1,7 @@
-"""Compiled graphs kept on disk: each fits one model, library, device and profile, and says which.
+"""Cache of compiled graphs on disk: each belongs to one model, library, device and profile.
 
-What is read is checked to the last byte: a flipped bit in a compiled graph gives wrong keypoints,
-and no library notices.
+Every byte is verified on reading: a flipped bit in a compiled graph gives wrong keypoints, and no
+library detects it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kp2d_core.files import atomic_write, read_file
 
 MAGIC = b'kp2d-engine-1\n'
 SUFFIX = '.engine'
-MOST_BYTES = 1 << 30  # of a folder; beyond it, what was not used for longest goes
+MOST_BYTES = 1 << 30  # per folder; beyond it, the least recently used files are removed
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CacheKey:
-    """Everything that a compiled graph depends on; another value needs another graph."""
+    """Everything that a compiled graph depends on."""
 
     model: str  # SHA-256 of the ONNX graph
-    library: str  # its name and full version
-    device: str  # that it is compiled for
+    library: str  # name and full version
+    device: str  # the target of the compilation
     profile: str  # sizes, keypoints, batch, precision
 
     @classmethod
@@ -46,7 +46,7 @@ class CacheKey:
 
 
 class CompiledCache:
-    """A folder of compiled graphs, of limited size. A file is complete or absent."""
+    """A folder of compiled graphs, limited in size. A file is complete or absent."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class CompiledCache:
         return self.folder / key.file_name()
 
     def get(self, key: CacheKey) -> bytes | None:
-        """What was kept, or None if it is not there, damaged, or not what it should be."""
+        """Return the compiled graph, or None if it is missing, damaged or of another key."""
         try:
             data = read_file(self.path(key), self.most_bytes)
         except FileError:
@@ -65,7 +65,7 @@ class CompiledCache:
         if not data.startswith(MAGIC) or not separator or header != _header(key, compiled):
             return None
         with suppress(OSError):
-            os.utime(self.path(key))  # used last
+            os.utime(self.path(key))  # mark as used
         return compiled
 
     def put(self, key: CacheKey, compiled: bytes) -> None:
@@ -80,9 +80,10 @@ class CompiledCache:
     def get_or_build(
         self, key: CacheKey, build: Callable[[], bytes], *, must_keep: bool = False
     ) -> tuple[bytes, bool]:
-        """The compiled graph, and whether it had to be built. Of several processes, one builds.
+        """Return the compiled graph, and whether it was built now. Only one process builds it.
 
-        Where nothing can be written, it is built and not kept; `must_keep`: FileError.
+        If the folder cannot be written, the graph is built but not kept; with `must_keep`, raise
+        FileError instead.
         """
         compiled = self.get(key)
         if compiled is not None:
@@ -102,7 +103,7 @@ class CompiledCache:
 
     @contextmanager
     def _lock(self, key: CacheKey, must_keep: bool) -> Iterator[None]:
-        """Held by one process at a time; the system releases it when that process ends."""
+        """Let one process at a time in; the system releases the lock when the process ends."""
         path = self.path(key).with_suffix('.lock')
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ class CompiledCache:
                 path.unlink(missing_ok=True)
 
     def _remove_oldest(self, kept: Path) -> None:
-        """Until the folder is within its bound; what was just written stays."""
+        """Remove the least recently used files above the limit, except the new one."""
         room = self.most_bytes - kept.stat().st_size
         others = [path for path in self.folder.iterdir() if path != kept and _is_ours(path)]
         for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -130,7 +131,7 @@ class CompiledCache:
 
 
 def _is_ours(path: Path) -> bool:
-    """Neither being written nor a lock; .blob is what earlier versions left to OpenVINO."""
+    """Whether this is a complete file of the cache; .blob files are from earlier versions."""
     return not path.name.startswith('.') and path.suffix in (SUFFIX, '.blob')
 
 

@@ -21,13 +21,13 @@ from kp2d_core.images import Image
 BINS = 2048
 CALIBRATION_SIZE = (320, 240)
 METRICS = ('repeatability', 'localization', 'cor1', 'cor3', 'cor5', 'mscore')
-MOST_IMAGES = 6  # of which sequences are made, six pairs each
+MOST_IMAGES = 6  # sequences are made of at most this many, six pairs each
 
 
 def calibrate(
     checkpoint: Checkpoint, images: Sequence[Image], *, progress: bool = False
 ) -> Calibration:
-    """Measure the ranges with the least loss on these images: a few dozen like your own."""
+    """Measure the ranges with the least loss on these images. A few dozen typical ones suffice."""
     if not images:
         raise ValueError('calibration needs at least one image')
     inputs = [prepare(image, CALIBRATION_SIZE)[0][None] for image in images]
@@ -43,7 +43,7 @@ def calibrate(
             counts, _ = np.histogram(np.abs(value), BINS, (0, largest[layer]))
             histograms[layer] += counts
     ranges: Ranges = dict.fromkeys(quantized_layers(checkpoint.architecture), 1.0)
-    for layer in watch.layers:  # a layer that is in the file but unused keeps a range of 1
+    for layer in watch.layers:  # an unused layer of the file keeps a range of 1
         ranges[layer] = largest[layer] * best_fraction(histograms[layer])
     return Calibration(ranges, checkpoint.digest(), len(images))
 
@@ -109,9 +109,9 @@ def compare(
     sequences: Path | None = None,
     images: list[Image] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Metrics of 'fp32' and of the exported precision.
+    """Measure the metrics of 'fp32' and of the exported precision.
 
-    On `sequences`, a folder in HPatches layout, or on pairs made of `images` by homographies.
+    The data are `sequences`, a folder in HPatches layout, or pairs made of `images`.
     """
     with tempfile.TemporaryDirectory() as folder:
         if sequences is None:
@@ -132,7 +132,7 @@ def _metrics(detector: KeypointDetector, folder: Path, profile: Profile) -> dict
 
     size = (profile.width, profile.height)
     sequences = load_sequences(folder)
-    # An exported model has no more than its top_k to choose from.
+    # An exported model returns at most its top_k points.
     result = evaluate(extract, sequences, size=size, top_k=profile.top_k, seeds=5, nms_radius=0)
     mean = result.mean()
     return {name: mean[name] for name in METRICS}

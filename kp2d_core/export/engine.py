@@ -1,7 +1,7 @@
-"""TensorRT engines from exported graphs: parse, build, show progress. 10.3 to 11.x, and RTX.
+"""Build TensorRT engines from exported graphs, with TensorRT 10.3 to 11.x and TensorRT-RTX.
 
-The graph carries its types, so the network is strongly typed and one way of building serves all
-versions. TensorRT-RTX needs no device to build; TensorRT builds for the device of the machine.
+The graph contains its types, so the network is strongly typed and all versions build it in the
+same way. TensorRT-RTX needs no device to build; TensorRT builds for the device of the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORKSPACE = 1 << 30
 
 
 def load_tensorrt() -> Any:
-    """Import TensorRT, else TensorRT-RTX; a ValueError says how to install it."""
+    """Import TensorRT, else TensorRT-RTX; the ValueError explains how to install it."""
     for package in PACKAGES:
         if importlib.util.find_spec(package):
             return importlib.import_module(package)
@@ -37,7 +37,7 @@ def is_rtx(trt: Any) -> bool:
 
 
 def device_key(trt: Any, name: str, compute_capability: tuple[int, int]) -> str:
-    """Name what an engine is bound to: the compute capability with RTX, else the GPU itself."""
+    """Name the target of an engine: the compute capability with RTX, else the GPU itself."""
     capability = 'sm_{}{}'.format(*compute_capability)
     return capability if is_rtx(trt) else f'{name} {capability}'
 
@@ -50,10 +50,10 @@ def build_engine(
     compute_capabilities: Sequence[int] = (),
     progress: bool = False,
 ) -> bytes:
-    """The serialized engine of a graph.
+    """Build the serialized engine of a graph.
 
-    compute_capabilities  such as (86, 89): the devices to build for, with TensorRT-RTX;
-                          none: the device of this machine
+    compute_capabilities  of the devices to build for with TensorRT-RTX, such as (86, 89); empty:
+                          the device of this machine
     """
     check_profile(profile)
     logger = make_logger(trt)
@@ -145,8 +145,8 @@ def make_progress_monitor(trt: Any) -> Any:
             if self.bar is not None and phase_name == self.outermost:
                 self.bar.update(step + 1 - self.bar.n)
             elif self.bar is not None:
-                self.bar.update(0)  # the clock, at least, goes on
-            return True  # go on
+                self.bar.update(0)  # refreshes the elapsed time
+            return True  # continue
 
         def phase_finish(self, phase_name: str) -> None:
             if self.bar is not None and phase_name == self.outermost:

@@ -1,6 +1,7 @@
-"""KeyPointNet as an ONNX graph, from a uint8 image to keypoints, scores and unit descriptors.
+"""Write KeyPointNet as an ONNX graph: from a uint8 image to keypoints, scores and descriptors.
 
-Written from the weights, node by node: no torch, any size, and the same graph for every runtime.
+The graph is written from the weights, node by node, without torch, for any size. All runtimes use
+the same graph.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from kp2d_core.export.quantization import (
 from kp2d_core.export.source import Profile, metadata_of, output_names
 from kp2d_core.geometry import scale_matrix, warp_points
 
-ZERO_CODE = 'zero_code'  # the zero point of all activations but the image
+ZERO_CODE = 'zero_code'  # the zero point of all activations except the image
 
-# The least length that a descriptor is divided by, as in torch.
+# The smallest norm that a descriptor is divided by, as in torch.
 TINY = 1e-12
 
 
@@ -44,11 +45,11 @@ def build_graph(
     *,
     dense: bool | None = None,
 ) -> ModelProto:
-    """The graph of a model for one profile.
+    """Write the graph of a model for one profile.
 
-    ranges  of the activations, which precision int8 needs (`quantization.py`)
-    dense   whether the last descriptor convolution runs over the whole map, then is sampled;
-            None takes the faster way. Both give the same.
+    ranges  of the activations, needed for int8 (`quantization.py`)
+    dense   whether to compute the last descriptor convolution on the whole map and then sample
+            it; None: whatever is faster. The result is the same.
     """
     if profile.precision == 'int8' and ranges is None:
         raise ValueError('int8 needs the ranges of the activations: calibrate first')
@@ -57,14 +58,14 @@ def build_graph(
 
 
 def dense_is_faster(checkpoint: Checkpoint, profile: Profile) -> bool:
-    """Tell whether convolving the whole map is cheaper than convolving at the keypoints."""
+    """Whether convolving the whole map is cheaper than convolving at the keypoints."""
     stride = checkpoint.architecture.descriptor_stride
     texels = (profile.height // stride) * (profile.width // stride)
     return profile.top_k > texels * (0.12 if profile.precision == 'int8' else 0.5)
 
 
 class NetworkWriter:
-    """Writes the nodes in the order in which an image goes through them."""
+    """Writes the nodes in the order in which an image passes them."""
 
     def __init__(self, checkpoint: Checkpoint, profile: Profile, ranges: Ranges | None) -> None:
         self.checkpoint = checkpoint
@@ -78,7 +79,7 @@ class NetworkWriter:
             self.convolutions, self.ranges = equalise(self.convolutions, ranges, self.architecture)
         self.writer = GraphWriter()
         self.zero = self.writer.scalar(ZERO_CODE, 0, np.int8) if self.ranges else ''
-        self.reals: dict[str, str] = {}  # int8 tensor -> the same, dequantized
+        self.reals: dict[str, str] = {}  # int8 tensor -> the dequantized tensor
         self.scales: dict[str, str] = {}  # int8 tensor -> the scale of its codes
 
     def write(self, dense: bool) -> ModelProto:
@@ -113,19 +114,19 @@ class NetworkWriter:
         )
 
     def enter(self) -> str:
-        """Pixels less their mean; the factor is in the weights of the first convolution."""
+        """Subtract the mean of the pixels; the factor is in the weights of the first layer."""
         w = self.writer
-        x = w.cast('image', np.float32, 'pixels')  # first: TensorRT does nothing else to bytes
+        x = w.cast('image', np.float32, 'pixels')  # first: TensorRT can only cast uint8
         x = w.add('Transpose', [x], 'planes', perm=[0, 3, 1, 2])
         weight, bias = self.convolutions['conv1a']
         if self.ranges is None:
             x = w.add('Sub', [x, w.scalar('mean', 255 * INPUT_MEAN)], 'centred')
-            if self.dtype == np.float16:  # whose smallest numbers would be too coarse for weights
+            if self.dtype == np.float16:  # whose smallest numbers are too coarse for these weights
                 self.convolutions['conv1a'] = Convolution(weight * 128, bias)
                 x = w.add('Mul', [x, w.scalar('shrink', 1 / 128)], 'small')
             return w.cast(x, self.dtype, 'input')
-        # Less 128, a pixel is a signed byte and quantizes without loss; the bias makes up for the
-        # half by which that differs from the mean.
+        # Minus 128, a pixel is a signed byte, which quantizes without loss. The bias corrects the
+        # difference of 0.5 to the mean.
         rest = np.float32(128 - 255 * INPUT_MEAN)
         self.convolutions['conv1a'] = Convolution(weight, bias + rest * weight.sum(axis=(1, 2, 3)))
         x = w.add('Sub', [x, w.scalar('mean', 128)], 'input')
@@ -134,7 +135,7 @@ class NetworkWriter:
         return w.add('DequantizeLinear', [x, scale, zero], 'input.real')
 
     def encode(self, x: str) -> tuple[str, str, str, str]:
-        """Features at 1 (or 1/2), 1/2, 1/4 and 1/8 of the resolution."""
+        """Compute the features at 1 (or 1/2), 1/2, 1/4 and 1/8 of the resolution."""
         early = self.convolve('conv1b', self.convolve('conv1a', x))
         x = early if self.architecture.stem == 2 else self.pool(early)
         half = self.convolve('conv2b', self.convolve('conv2a', x))
@@ -142,13 +143,13 @@ class NetworkWriter:
         return early, half, skip, self.convolve('conv4b', self.convolve('conv4a', self.pool(skip)))
 
     def pool(self, x: str) -> str:
-        """Half the size, rounded up where a side is odd."""
+        """Halve the size, rounded up if a side is odd."""
         return self.arrange(
             'MaxPool', [x], f'{x}.pooled', kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1
         )
 
     def join(self, coarse: str, fine: str, name: str, size: tuple[int, int] | None = None) -> str:
-        """A coarser map, brought up by pixel shuffle, in front of a finer one of this size."""
+        """Enlarge a coarser map by pixel shuffle, and concatenate it with a finer one."""
         x = self.arrange('DepthToSpace', [coarse], f'{name}.up', blocksize=2, mode='CRD')
         if size is not None and any(side % 2 for side in size):
             w = self.writer
@@ -157,7 +158,7 @@ class NetworkWriter:
         return self.arrange('Concat', [x, fine], name, axis=1)
 
     def decode(self, trunk: str, skip: str) -> str:
-        """The decoder that all heads of a network with cells of 4 px share."""
+        """Compute the decoder that all heads share in networks with cells of 4 px."""
         x = trunk
         if self.architecture.context:
             deep = self.convolve('conv5b', self.convolve('conv5a', self.pool(trunk)))
@@ -167,7 +168,7 @@ class NetworkWriter:
         return self.convolve('convFaa', self.join(x, skip, 'joined'))
 
     def convolve(self, name: str, x: str) -> str:
-        """A layer of the table: its LeakyReLU, and in int8 the quantization of what comes out."""
+        """Compute a layer of the table with its LeakyReLU; for int8, quantize its output."""
         w, layer = self.writer, self.layers[name]
         weight = self.weight(name)
         bias = w.constant(f'{name}.bias', self.convolutions[name].bias.astype(self.dtype))
@@ -194,7 +195,7 @@ class NetworkWriter:
         return w.add('DequantizeLinear', inputs, f'{name}.weight', axis=0)
 
     def quantize(self, x: str, largest: float) -> str:
-        """As int8 codes: signed and symmetric, the one kind that all runtimes take."""
+        """Quantize to int8 codes, signed and symmetric: the only kind that all runtimes accept."""
         w = self.writer
         scale = w.scalar(f'{x}.scale', largest / LEVELS)
         codes = w.add('QuantizeLinear', [x, scale, self.zero], f'{x}.codes')
@@ -202,10 +203,9 @@ class NetworkWriter:
         return codes
 
     def arrange(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        """A node that moves or selects values: codes stay codes, of the same scale.
+        """Add a node that moves or selects values. Codes stay codes with the same scale.
 
-        Between a dequantization and a quantization, where it could stand as well, OpenVINO
-        2026.4 rounds to whole numbers.
+        Between a dequantization and a quantization, OpenVINO 2026.4 would round to integers.
         """
         name = self.writer.add(operator, inputs, name, **attributes)
         if inputs[0] in self.scales:
@@ -213,7 +213,7 @@ class NetworkWriter:
         return name
 
     def real(self, x: str) -> str:
-        """Numbers again, if they are codes."""
+        """Dequantize the tensor if it holds codes."""
         if x not in self.scales:
             return x
         if x not in self.reals:
@@ -221,19 +221,19 @@ class NetworkWriter:
         return self.reals[x]
 
     def real_like(self, x: str, codes: str) -> str:
-        """Numbers of codes that have the scale of other codes."""
+        """Dequantize a tensor with the scale of other codes."""
         inputs = [x, self.scales[codes], self.zero]
         return self.writer.add('DequantizeLinear', inputs, f'{x}.real')
 
     def head(self, first: str, last: str, trunk: str) -> str:
-        """Score or location head, as float32."""
+        """Compute the score or location head, as float32."""
         x = self.convolve(last, self.convolve(first, trunk))
         return self.writer.cast(x, np.float32, f'{last}.float')
 
     def find_keypoints(
         self, scores: str, shifts: str, log_sigma: str, early: tuple[str, str]
     ) -> None:
-        """The outputs `scores`, `keypoints`, `sigmas`: the best cells, and where points lie."""
+        """Select the best cells: the outputs `scores`, `keypoints` and `sigmas`."""
         w, profile = self.writer, self.profile
         cell = self.architecture.cell
         rows, columns = profile.height // cell, profile.width // cell
@@ -278,7 +278,7 @@ class NetworkWriter:
             w.add('Exp', [x], 'sigmas')
 
     def saliency(self, early: str, half: str) -> str:
-        """(B, 1, H, W) as float32."""
+        """Compute the saliency map (B, 1, H, W) as float32."""
         w = self.writer
         fine = self.convolve('convSb', self.convolve('convSa', early))
         coarse = self.convolve('convSc', half)
@@ -290,7 +290,7 @@ class NetworkWriter:
         return w.cast(x, np.float32, 'saliency')
 
     def descriptor_features(self, trunk: str, skip: str) -> str:
-        """The descriptor head but for its last two layers."""
+        """Compute the descriptor head without its last two layers."""
         x = self.convolve('convFa', trunk)
         if self.architecture.upsample:
             x = self.convolve('convFb', x)
@@ -298,7 +298,7 @@ class NetworkWriter:
         return x
 
     def describe(self, x: str, dense: bool) -> None:
-        """The output `descriptors`: the last layers, at the keypoints, at unit length."""
+        """Compute the last layers at the keypoints: the output `descriptors`, of unit length."""
         w, profile = self.writer, self.profile
         stride = self.architecture.descriptor_stride
         last = self.convolutions['convFbb']
@@ -327,9 +327,9 @@ class NetworkWriter:
 
 
 def with_unsigned_codes(graph: bytes) -> bytes:
-    """All activations share one zero, code 0 of -128..127; as 128 of 0..255 it is the same.
+    """Replace signed codes by unsigned ones: the shared zero 0 of -128..127 becomes 128 of 0..255.
 
-    Only signed codes run on TensorRT, which is why graphs are written with them.
+    Graphs are written with signed codes because TensorRT accepts no others.
     """
     model = onnx.load_model_from_string(graph)
     for initializer in model.graph.initializer:

@@ -1,4 +1,4 @@
-"""A thin layer to write ONNX graphs, and bilinear sampling of a map written with it."""
+"""A thin layer for writing ONNX graphs; bilinear sampling and refinement written with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from kp2d_core.architecture import REFINE_RADIUS, REFINE_SPREAD, REFINE_STEPS
 from kp2d_core.version import __version__
 
-# Read alike by every TensorRT from 10.3 on, OpenVINO and ONNX Runtime.
+# Supported by TensorRT since 10.3, OpenVINO and ONNX Runtime.
 OPSET = 17
 IR_VERSION = 8
 
@@ -23,7 +23,7 @@ class GraphWriter:
         self.initializers: list[TensorProto] = []
 
     def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """A node with one output; the name is the node's and the output's."""
+        """Add a node with one output; node and output have the same name."""
         return self.add_many(operator, inputs, [name], **attributes)[0]
 
     def add_many(
@@ -68,7 +68,7 @@ class GraphWriter:
 
 
 class MapShape(NamedTuple):
-    """A feature map of an image; `pinned`: its corner texels lie on the image's corner pixels."""
+    """A feature map of an image; `pinned`: its corner texels lie on the corner pixels."""
 
     channels: int
     height: int
@@ -89,26 +89,26 @@ def sample_patches(
     real: Callable[[str, str], str] | None = None,
     dtype: Any = np.float32,
 ) -> str:
-    """(B, C, h, w) at (B, K, 2) pixels -> (B, K, taps * C), taps = (2 * radius + 1) ** 2.
+    """Sample (B, C, h, w) at pixels (B, K, 2): (B, K, taps * C), taps = (2 * radius + 1) ** 2.
 
-    The last descriptor convolution is linear, and so is bilinear sampling: they commute. Sampling
-    the convolution's *input* at a keypoint and its 8 neighbours and multiplying by the kernel
-    gives what the convolution of the whole map, sampled once, gives, at a fraction of the work.
-    Texels beyond the map count as 0, like the padding of the convolution.
+    The last descriptor convolution and bilinear sampling are both linear, so they commute. Sample
+    the *input* of the convolution at a keypoint and its 8 neighbours and multiply by the kernel:
+    the result is that of convolving the whole map and sampling it, at a fraction of the work.
+    Texels outside the map are 0, like the padding of the convolution.
 
-    This is done with a gather and a product instead of GridSample: the gather reads whole texels
-    (all channels of one), which is how runtimes lay out feature maps in memory anyway.
+    A gather and a product replace GridSample. The gather reads whole texels (all channels), which
+    are contiguous in the memory of the runtimes.
 
-    Coordinates and shares are computed in float32, then multiplied as `dtype`, the features'.
-    real(x, features) makes numbers of what was gathered, where the features are int8 codes.
+    Coordinates and weights are computed in float32 and multiplied in the `dtype` of the features.
+    real(x, features) dequantizes the gathered values if the features are int8 codes.
     """
-    taps, reach = 2 * radius + 1, 2 * radius + 2  # texels along one axis: of the kernel, touched
+    taps, reach = 2 * radius + 1, 2 * radius + 2  # texels along one axis: of the kernel, in reach
     size = np.array([shape.width, shape.height], np.float32)
     image_size = np.array([shape.image_width, shape.image_height], np.float32)
     if shape.pinned:
         scale = w.constant('texels_per_pixel', (size - 1) / (image_size - 1))
         texels = w.add('Mul', [keypoints, scale], 'texels')
-    else:  # in the middle of their pixels, and beyond the outermost like these
+    else:  # texels lie in the middle of their pixels; positions beyond the outermost are clamped
         ratio = size / image_size
         texels = w.add('Mul', [keypoints, w.constant('texels_per_pixel', ratio)], 'scaled')
         texels = w.add('Add', [texels, w.constant('half_pixel', ratio / 2 - 0.5)], 'free_texels')
@@ -117,7 +117,7 @@ def sample_patches(
     corner = w.add('Floor', [texels], 'corner')
     fraction = w.add('Sub', [texels, corner], 'fraction')
 
-    # The rows and columns of texels that a keypoint touches: (B, K, 2, reach), x first.
+    # The rows and columns of texels around a keypoint: (B, K, 2, reach), x first.
     corner = w.add('Unsqueeze', [corner, w.indices('axis_3', [3])], 'corner_column')
     steps = np.arange(-radius, radius + 2, dtype=np.float32)
     wanted = w.add('Add', [corner, w.constant('steps', steps)], 'wanted')
@@ -125,7 +125,7 @@ def sample_patches(
     known = w.add('Min', [known, w.constant('last_texel', size[:, None] - 1)], 'known')
     on_map = w.cast(w.add('Equal', [known, wanted], 'is_on_map'), np.float32, 'on_map')
 
-    # How much each counts for each tap: (B, K, 2, taps, reach).
+    # The weight of each of them for each tap: (B, K, 2, taps, reach).
     near, far = np.eye(taps, reach, 0, np.float32), np.eye(taps, reach, 1, np.float32)
     fraction = w.add('Unsqueeze', [fraction, w.indices('axes_3_4', [3, 4])], 'fraction_matrix')
     shares = w.add('Mul', [fraction, w.constant('far_less_near', far - near)], 'far_share')
@@ -166,7 +166,7 @@ def sample_patches(
 def refine_points(
     w: GraphWriter, saliency: str, points: str, name: str, *, size: tuple[int, int], top_k: int
 ) -> str:
-    """`networks.geometry.refine` as nodes: (B, 1, H, W) and (B, K, 2) -> (B, K, 2), `name`."""
+    """Write `networks.geometry.refine` as nodes: (B, 1, H, W), (B, K, 2) -> (B, K, 2), `name`."""
     height, width = size
     y, x = np.mgrid[-REFINE_RADIUS : REFINE_RADIUS + 1, -REFINE_RADIUS : REFINE_RADIUS + 1]
     window = np.stack([x.ravel(), y.ravel()], -1).astype(np.float32)
@@ -200,7 +200,7 @@ def refine_points(
         salient = w.add('GatherND', [values, index], f'{prefix}.values', batch_dims=1)
         salient = w.add('Reshape', [salient, by_point], f'{prefix}.salient')
         away = w.add('Sub', [points, middle], f'{prefix}.away')
-        # Not as one product: OpenVINO 2026.4 fuses it with the one before, and crashes.
+        # Not one product: OpenVINO 2026.4 fuses it with the previous one and crashes.
         parts = [f'{prefix}.away_x', f'{prefix}.away_y']
         across, down = w.add_many('Split', [away], parts, axis=2)
         across = w.add('Mul', [across, slopes[0]], f'{prefix}.near_x')

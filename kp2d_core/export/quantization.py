@@ -20,7 +20,7 @@ Array = NDArray[np.float32]
 FORMAT = 'kp2d-int8-ranges-1'
 LEVELS = 127  # codes go from -LEVELS to LEVELS
 
-Ranges = dict[str, float]  # layer -> the largest magnitude of its output that counts
+Ranges = dict[str, float]  # layer -> the magnitude at which its output is clipped
 
 
 class Convolution(NamedTuple):
@@ -72,10 +72,10 @@ def quantize_weight(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDAr
 def equalise(
     convolutions: dict[str, Convolution], ranges: Ranges, architecture: Architecture
 ) -> tuple[dict[str, Convolution], Ranges]:
-    """Bring both inputs of a concatenation to one range, so that one scale fits both.
+    """Bring both inputs of a concatenation to one range, so that they can share a scale.
 
-    The first of them must come from a layer without activation: what is multiplied into its output
-    divides out of the weights of the layer that joins them.
+    The first input must come from a layer without activation. Its output is multiplied by a
+    factor, and the weights of the joining layer are divided by the same factor.
     """
     convolutions, ranges = dict(convolutions), dict(ranges)
     for name, layer in architecture.layers().items():
@@ -94,7 +94,7 @@ def equalise(
 
 @dataclass(frozen=True)
 class Calibration:
-    """The ranges of one model, and what they were measured on."""
+    """The ranges of one model, and the data that they were measured on."""
 
     ranges: Ranges
     checkpoint_digest: str
@@ -105,7 +105,7 @@ class Calibration:
             'format': FORMAT,
             'checkpoint': self.checkpoint_digest,
             'images': self.images,
-            # To the last digit: engines are found by their graph, which these are part of.
+            # All digits: the ranges are part of the graph, and engines are identified by it.
             'ranges': {name: float(value) for name, value in self.ranges.items()},
         }
         with atomic_write(path) as temporary:

@@ -17,10 +17,10 @@ from kp2d_core.images import MINIMUM_SIDE, MOST_RUN, check_pixels
 from kp2d_core.version import __version__
 
 PRECISIONS = ('fp32', 'fp16', 'int8')
-TENSORRT_TOP_K = 3840  # more than this, TensorRT's TopK layer cannot keep
+TENSORRT_TOP_K = 3840  # the limit of TensorRT's TopK layer
 MOST_BATCH = 1024
 LARGEST_GRAPH = 1 << 30  # bytes of an exported file
-FORMAT = 'kp2d-graph-1'  # changes with what goes in or comes out of the graph
+FORMAT = 'kp2d-graph-1'  # changes with the inputs or outputs of the graph
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Profile:
 
     height: int
     width: int
-    top_k: int  # keypoints that it gives
-    batch: int | None = 1  # None: any, decided at each call
-    mono: bool = False  # one gray channel in, else RGB
+    top_k: int  # number of keypoints
+    batch: int | None = 1  # None: dynamic
+    mono: bool = False  # one gray channel instead of RGB
     precision: str = 'fp32'
-    cell: int = CELL  # pixels along a cell, of the model
+    cell: int = CELL  # pixels along a cell of the model
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -54,7 +54,7 @@ class Profile:
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """Everything but the number of keypoints."""
+        """Everything except the number of keypoints."""
         return self.height, self.width, self.batch, self.mono, self.precision, self.cell
 
     @property
@@ -102,11 +102,11 @@ class ModelSource:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what the graph gives."""
+        """The names of the outputs of the graph."""
         return output_names(self.architecture)
 
     def profile(self, shape: tuple[int, ...], top_k: int, most: int | None = None) -> Profile:
-        """What to run images of shape (B, H, W, C) with; at most `most` keypoints, if given."""
+        """Return the profile for images of shape (B, H, W, C) with at most `most` keypoints."""
         batch, height, width, channels = shape
         if self.fixed is not None:
             if (width, height) != (self.fixed.width, self.fixed.height):
@@ -121,7 +121,7 @@ class ModelSource:
         return replace(profile, top_k=min(top_k, profile.cells, most or profile.cells))
 
     def graph_for(self, profile: Profile) -> bytes:
-        """The ONNX file for a profile."""
+        """Return the ONNX file for a profile."""
         if self.graph is not None:
             return self.graph
         from kp2d_core.export.graph import build_graph
@@ -131,9 +131,9 @@ class ModelSource:
 
 
 def open_source(model: str | Path, precision: str = 'auto') -> ModelSource:
-    """A shipped model by name, a .safetensors file, or an exported .onnx file.
+    """Open a shipped model by name, a .safetensors file, or an exported .onnx file.
 
-    `precision` 'auto' means fp32, or what the exported file has.
+    `precision` 'auto' is fp32, or the precision of the exported file.
     """
     if precision != 'auto':
         check_precision(precision)
@@ -174,7 +174,7 @@ class ExportedModel:
 
     architecture: Architecture
     profile: Profile
-    checkpoint_digest: str  # of the weights that it was written from
+    checkpoint_digest: str  # of the weights
     graph: bytes  # the whole ONNX file
 
 
@@ -193,7 +193,7 @@ def metadata_of(checkpoint: Checkpoint, profile: Profile) -> dict[str, str]:
 
 
 def read_exported(path: str | Path) -> ExportedModel:
-    """Read an exported model; FileError if the file is damaged or was not written by kp2d."""
+    """Read an exported model; raise FileError if it is damaged or was not written by kp2d."""
     try:
         import onnx
         from google.protobuf.message import DecodeError

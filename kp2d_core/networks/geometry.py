@@ -18,7 +18,7 @@ from kp2d_core.geometry import scale_matrix
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 (B, H, W, 3) or float (B, 3, H, W) in [0, 1] -> what the network takes."""
+    """Convert uint8 (B, H, W, 3) or float (B, 3, H, W) in [0, 1] to the input of the network."""
     if images.dtype == torch.uint8:
         images = images.permute(0, 3, 1, 2).to(torch.float32).div_(255)
         return images.sub_(INPUT_MEAN).mul_(INPUT_SCALE)
@@ -26,14 +26,14 @@ def normalise(images: Tensor) -> Tensor:
 
 
 def inner_cells(rows: int, columns: int, device: torch.device) -> Tensor:
-    """(rows, columns) bool: all but the outermost ring, which has no keypoints."""
+    """Mark all cells except the outermost ring, which has no keypoints: (rows, columns)."""
     inner = torch.zeros(rows, columns, dtype=torch.bool, device=device)
     inner[1:-1, 1:-1] = True
     return inner
 
 
 def vector(x: float, y: float, like: Tensor) -> Tensor:
-    """(2,) on the device of `like`, made there: a copy from the CPU would wait for the GPU."""
+    """Make (x, y) on the device of `like`: a copy from the CPU would wait for the GPU."""
     return torch.stack([like.new_full((), x), like.new_full((), y)])
 
 
@@ -46,13 +46,13 @@ def cell_centres(height: int, width: int, cell: int, like: Tensor) -> Tensor:
 
 
 def to_cells(points: Tensor, cell: int) -> Tensor:
-    """Pixel coordinates in cells, whose centres are at whole numbers."""
+    """Convert pixels to units of cells; the centres of cells are at integers."""
     return (points - scale_matrix(cell, cell)[0, 2]) / cell
 
 
 def decode_locations(offsets: Tensor, offset_range: float, cell: int = CELL) -> Tensor:
-    """Offsets (B, 2, Hc, Wc) in (-1, 1) -> pixel coordinates inside the image, same shape."""
-    # Not in half precision: its steps are whole pixels from 1024 on, bfloat16's from 128 on.
+    """Convert offsets (B, 2, Hc, Wc) in (-1, 1) to pixels inside the image, of the same shape."""
+    # In float32: float16 has steps of a whole pixel from 1024 on, bfloat16 from 128 on.
     offsets = offsets.to(torch.promote_types(offsets.dtype, torch.float32))
     height, width = offsets.shape[-2:]
     points = cell_centres(height, width, cell, offsets) + offsets * offset_range
@@ -62,18 +62,18 @@ def decode_locations(offsets: Tensor, offset_range: float, cell: int = CELL) -> 
 
 
 def to_grid(points: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pixel coordinates (..., 2) of an image of (height, width) -> [-1, 1], corners at +-1."""
+    """Convert pixels (..., 2) of an image of (height, width) to [-1, 1], corner pixels at ±1."""
     height, width = size
     half = vector((width - 1) / 2, (height - 1) / 2, points)
     return points / half - 1
 
 
 def sample(maps: Tensor, points: Tensor, size: tuple[int, int], *, pinned: bool = True) -> Tensor:
-    """Values of maps (B, C, h, w) at points (B, N, 2), pixels of an image of `size`: (B, N, C).
+    """Sample maps (B, C, h, w) at points (B, N, 2), pixels of an image of `size`: (B, N, C).
 
-    pinned  the corner texels of the map lie on the image's corner pixels, as the authors' weights
-            want it, and a map at 1/4 of the resolution is misregistered by up to 1.5 px;
-            else each texel lies in the middle of its pixels
+    pinned  the corner texels of the map lie on the corner pixels of the image, as the authors'
+            weights expect; this shifts a map at 1/4 of the resolution by up to 1.5 px. Otherwise
+            each texel lies in the middle of its pixels
     """
     if pinned:
         grid, padding = to_grid(points, size), 'zeros'
@@ -87,15 +87,15 @@ def sample(maps: Tensor, points: Tensor, size: tuple[int, int], *, pinned: bool 
 def sample_descriptors(
     maps: Tensor, points: Tensor, size: tuple[int, int], *, pinned: bool = True
 ) -> Tensor:
-    """Unit descriptors (B, N, D) at points (B, N, 2); zero where the map is zero."""
+    """Sample descriptors (B, N, D) of unit length at points (B, N, 2); 0 where the map is 0."""
     return F.normalize(sample(maps, points, size, pinned=pinned), dim=-1)
 
 
 def refine(saliency: Tensor, points: Tensor) -> Tensor:
-    """Points (B, N, 2) moved to where the saliency (B, 1, H, W) around them is.
+    """Move points (B, N, 2) towards the saliency (B, 1, H, W) around them, by mean shift.
 
-    The window is of whole pixels and follows the point, so points follow the image and not the
-    grid of cells.
+    The window consists of whole pixels and moves with the point. Points therefore follow the
+    image, not the grid of cells.
     """
     height, width = saliency.shape[-2:]
     steps = torch.arange(-REFINE_RADIUS, REFINE_RADIUS + 1, device=points.device)
@@ -108,7 +108,7 @@ def refine(saliency: Tensor, points: Tensor) -> Tensor:
         middle = points.detach().round().clamp_min(REFINE_RADIUS).minimum(last)
         index = (middle[..., 1] * width + middle[..., 0]).long()[..., None] + offsets
         salient = values.gather(1, index.flatten(1)).view(index.shape)
-        # The Gaussian around the point, less what is the same for the whole window.
+        # The Gaussian around the point, without the terms that are constant in the window.
         nearness = (points - middle) @ window.T / REFINE_SPREAD**2 - falloff
         points = middle + (salient + nearness).softmax(-1) @ window
     return points

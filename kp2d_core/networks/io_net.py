@@ -1,4 +1,4 @@
-"""IO-Net (table 7 of the paper): is a pair of keypoints an inlier? Only used to train."""
+"""IO-Net (table 7 of the paper): classifies pairs of keypoints as inliers, only for training."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 
 class IONet(nn.Module):
-    """(B, 5, N) -> (B, N): a value near +1 for an inlier, -1 for an outlier.
+    """From (B, 5, N) to (B, N): near +1 for an inlier, near -1 for an outlier.
 
-    The five inputs of a pair: source x, y and target x, y in [-1, 1], and descriptor distance.
+    The five inputs of a pair are source x, y and target x, y in [-1, 1], and descriptor distance.
     """
 
     def __init__(self, channels: int = 128, blocks: int = 4) -> None:

@@ -15,20 +15,20 @@ from kp2d_core.networks.geometry import decode_locations, inner_cells, refine
 
 
 class Maps(NamedTuple):
-    """What the network says of a batch of images, cell by cell (Hc = H / cell, Wc = W / cell)."""
+    """The outputs for a batch of images, by cell (Hc = H / cell, Wc = W / cell)."""
 
     scores: Tensor  # (B, 1, Hc, Wc) in [0, 1], zero in the outermost ring of cells
-    keypoints: Tensor  # (B, 2, Hc, Wc): x, y in pixels, refined if the network does so
+    keypoints: Tensor  # (B, 2, Hc, Wc): x, y in pixels, refined if the network has a refinement
     descriptors: Tensor  # (B, D, H / 4, W / 4), or / 8 without upsampling; not normalised
-    coarse: Tensor  # (B, 2, Hc, Wc): keypoints before their refinement
-    sigma: Tensor  # (B, 1, Hc, Wc): expected error of the keypoints in pixels; 1 if it has none
+    coarse: Tensor  # (B, 2, Hc, Wc): keypoints before the refinement
+    sigma: Tensor  # (B, 1, Hc, Wc): expected error of the keypoints in pixels; 1 if not estimated
 
 
 class KeyPointNet(nn.Module):
-    """Scores, locations and a descriptor map from normalised images (B, 3, H, W).
+    """Computes scores, locations and a descriptor map of normalised images (B, 3, H, W).
 
-    An `nn.Module` like any other: it has no state beside its weights and batch norms, and trains,
-    compiles and moves to a device as they do. H and W must be multiples of 8.
+    It is an ordinary `nn.Module`: its only state are weights and batch norms. H and W must be
+    multiples of 8.
 
     >>> network = KeyPointNet.from_pretrained('small')  # or KeyPointNet(VARIANTS['small'])
     >>> maps = network(normalise(images))  # uint8 (B, H, W, 3), or floats in [0, 1] (B, 3, H, W)
@@ -38,10 +38,10 @@ class KeyPointNet(nn.Module):
     >>> save_checkpoint('mine.safetensors', network.to_checkpoint())  # for KeypointDetector.load
 
     `normalise` and `sample_descriptors` are in kp2d_core.networks.geometry, the losses of the
-    paper in kp2d_core.training.losses; examples/train_your_own.py is a whole training loop.
+    paper in kp2d_core.training.losses. examples/train_your_own.py is a complete training loop.
 
     architecture  one of `architecture.VARIANTS`, or your own; default: V4
-    dropout       share of channels that are dropped while it is in training mode
+    dropout       share of channels that are dropped in training mode
     """
 
     def __init__(self, architecture: Architecture | None = None, dropout: float = 0.2) -> None:
@@ -54,7 +54,7 @@ class KeyPointNet(nn.Module):
 
     @classmethod
     def from_pretrained(cls, model: str | Path, dropout: float = 0.2) -> KeyPointNet:
-        """A shipped model by name, or a .safetensors file; in evaluation mode."""
+        """Load a shipped model by name, or a .safetensors file, in evaluation mode."""
         return cls.from_checkpoint(load_checkpoint(find_checkpoint(model)), dropout)
 
     @classmethod
@@ -64,7 +64,7 @@ class KeyPointNet(nn.Module):
         return network.eval()
 
     def to_checkpoint(self, step: int = 0, notes: str = '') -> Checkpoint:
-        """The weights as they are now, for `save_checkpoint`."""
+        """Return the current weights, for `save_checkpoint`."""
         weights = {k: v.detach().cpu().contiguous().numpy() for k, v in self.state_dict().items()}
         return Checkpoint(self.architecture, weights, step=step, notes=notes)
 
@@ -85,7 +85,7 @@ class KeyPointNet(nn.Module):
         return Maps(scores, keypoints, descriptors, coarse, sigma)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The features of the four blocks, at 1 (or 1/2), 1/2, 1/4 and 1/8 of the resolution."""
+        """Compute the features at 1 (or 1/2), 1/2, 1/4 and 1/8 of the resolution."""
         early = self.block('conv1a', 'conv1b', images)
         x = early if self.architecture.stem == 2 else F.max_pool2d(early, 2)
         half = self.block('conv2a', 'conv2b', x)
@@ -93,7 +93,7 @@ class KeyPointNet(nn.Module):
         return early, half, skip, self.block('conv4a', 'conv4b', F.max_pool2d(skip, 2))
 
     def shared_heads(self, trunk: Tensor, skip: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Scores, locations, descriptors and sigma out of one decoder."""
+        """Compute scores, locations, descriptors and sigma with the shared decoder."""
         x = trunk
         if self.architecture.context:
             deep = self.convolve('conv5a', F.max_pool2d(trunk, 2, ceil_mode=True))
@@ -114,7 +114,7 @@ class KeyPointNet(nn.Module):
         )
 
     def saliency(self, early: Tensor, half: Tensor) -> Tensor:
-        """(B, 1, H, W): where, to the pixel, there is something to be found again."""
+        """Compute the saliency map (B, 1, H, W): high at pixels that can be found again."""
         fine = self.convolve('convSb', self.convolve('convSa', early))
         coarse = self.convolve('convSc', half)
         if self.architecture.stem == 2:
@@ -132,7 +132,7 @@ class KeyPointNet(nn.Module):
         return decode_locations(offsets, self.architecture.offset_range, self.architecture.cell)
 
     def descriptor_features(self, trunk: Tensor, skip: Tensor) -> Tensor:
-        """The descriptor head but for its last, linear layer."""
+        """Compute the descriptor head without its last, linear layer."""
         x = self.dropout(self.convolve('convFa', trunk))
         if self.architecture.upsample:
             x = torch.cat([F.pixel_shuffle(self.convolve('convFb', x), 2), skip], dim=1)
@@ -146,7 +146,7 @@ class KeyPointNet(nn.Module):
         return dropped
 
     def convolve(self, name: str, x: Tensor) -> Tensor:
-        """A layer of the table: convolution, batch norm and activation, as far as it has them."""
+        """Compute a layer of the table: convolution, and batch norm and activation if any."""
         module = self._modules[name]
         assert module is not None
         x = module(x)

@@ -25,9 +25,9 @@ __all__ = [
     'suitable_precision',
 ]
 
-RUNTIMES = ('tensorrt', 'openvino', 'onnxruntime', 'torch')  # the fastest first, on a CPU
+RUNTIMES = ('tensorrt', 'openvino', 'onnxruntime', 'torch')  # fastest first
 FASTEST_ON_CUDA = ('tensorrt', 'onnxruntime', 'torch')
-# x86: one instruction multiplies and adds four bytes. Without it int8 gains little.
+# x86 instructions that multiply and add four bytes at once. Without them int8 gains little.
 INT8_INSTRUCTIONS = {'avx_vnni', 'avx512_vnni', 'amx_int8'}
 TENSORRT_PACKAGES = ('tensorrt', 'tensorrt_rtx')
 
@@ -42,11 +42,11 @@ def open_runtime(
     precision: str = 'auto',
     threads: int | None = None,
 ) -> Runtime:
-    """The runtime of that name with the model loaded; 'auto' takes the best one there is.
+    """Open a runtime by name with a model; 'auto' takes the best one that works.
 
-    `model` 'auto' is the same shipped model on every machine, so that descriptors and maps
-    transfer. `precision` 'auto' is the fastest with almost no loss of quality there
-    (`suitable_precision`), or what an exported file has.
+    `model` 'auto' is the same shipped model on every machine, so that descriptors and maps can be
+    exchanged. `precision` 'auto' is the fastest with almost no loss of quality
+    (`suitable_precision`), or that of an exported file.
     """
     if threads is not None and threads < 1:
         raise ValueError(f'threads must be 1 or more, got {threads}')
@@ -65,7 +65,7 @@ def open_runtime(
 
 
 def suitable_precision(runtime: str, int8_ranges: bool) -> str:
-    """The fastest precision of a runtime with almost no loss of quality.
+    """Return the fastest precision of a runtime with almost no loss of quality.
 
     int8 loses .001 of repeatability, fp16 less (docs/runtimes.md).
     """
@@ -87,7 +87,7 @@ def has_int8_instructions() -> bool:
 
 
 def _source(runtime: str, model: str | Path, precision: str) -> tuple[ModelSource, list[str]]:
-    """The model in the precision asked for or, if it is 'auto', in a suitable one; and why."""
+    """Open the model in this precision, or a suitable one for 'auto'; also return the reason."""
     if precision != 'auto':
         return open_source(model, precision), []
     path = find_checkpoint(model)
@@ -103,7 +103,7 @@ def _source(runtime: str, model: str | Path, precision: str) -> tuple[ModelSourc
 
 
 def _open_best(model: str | Path, precision: str, threads: int | None) -> Runtime:
-    """Open the first runtime that works, and say why the ones before it do not."""
+    """Open the first runtime that works; note why the ones before it do not."""
     passed_over: list[str] = []
     broken: list[str] = []
     for status in available_runtimes():
@@ -133,7 +133,7 @@ def open_source_with(runtime: str, source: ModelSource, threads: int | None = No
 
 
 def available_runtimes() -> list[RuntimeStatus]:
-    """List all runtimes, the fastest first, and whether this machine can run each."""
+    """List all runtimes, fastest first, and whether each works on this machine."""
     names = list(RUNTIMES)
     if cuda_device().available:
         fast = [name for name in FASTEST_ON_CUDA if _runs_on_cuda(name)]
@@ -142,7 +142,7 @@ def available_runtimes() -> list[RuntimeStatus]:
 
 
 def _runs_on_cuda(name: str) -> bool:
-    """Tell whether a runtime is installed with CUDA support on a machine with a device."""
+    """Whether a runtime is installed with CUDA support on a machine with a device."""
     try:
         if name == 'onnxruntime':
             import onnxruntime
@@ -152,7 +152,7 @@ def _runs_on_cuda(name: str) -> bool:
             import torch
 
             return torch.cuda.is_available()
-    except (ImportError, OSError):  # not installed, or broken: its status says so
+    except (ImportError, OSError):  # not installed or broken, which its status reports
         return False
     return True
 

@@ -21,15 +21,15 @@ from kp2d_core.export.source import ModelSource, Profile
 from kp2d_core.images import Size
 
 Array = NDArray[np.float32]
-# Runs one compiled graph: uint8 images of the profile's shape in; out come the graph's outputs,
-# which stay valid, in the order of `ModelSource.outputs`.
+# Runs one compiled graph on uint8 images of the profile's shape. The outputs are in the order of
+# `ModelSource.outputs` and stay valid.
 Compiled = Callable[[NDArray[np.uint8]], Mapping[Any, Array]]
 
-SIGMA = 1.0  # px, of keypoints whose network says nothing of it
-KEPT = 8  # compiled profiles (two sizes of images at four scales), the oldest goes first
-ALWAYS_KEPT = 4  # of them, however large: one image at four scales
-SPARE = 1.5  # times as many keypoints as are wanted, at most, are worth no new graph
-KEPT_PIXELS = 1 << 25  # of all of them if there are more, as their memory grows with the image
+SIGMA = 1.0  # px, if the network does not estimate it
+KEPT = 8  # compiled profiles (two image sizes at four scales); the oldest is dropped first
+ALWAYS_KEPT = 4  # compiled profiles of any size: one image at four scales
+SPARE = 1.5  # a graph with up to this many times the keypoints is reused instead of a new one
+KEPT_PIXELS = 1 << 25  # limit of all profiles beyond ALWAYS_KEPT: memory grows with the image
 
 
 class Outputs(NamedTuple):
@@ -38,27 +38,27 @@ class Outputs(NamedTuple):
     keypoints: Array  # (B, K, 2) in pixels of the input
     scores: Array  # (B, K) descending
     descriptors: Array  # (B, K, D) of unit length
-    sigmas: Array  # (B, K) expected error of the keypoints, px; SIGMA if the model has none
+    sigmas: Array  # (B, K) expected error of the keypoints in px; SIGMA if not estimated
 
 
 class Runtime(Protocol):
     """Runs KeyPointNet on uint8 images and keeps the `top_k` cells with the highest scores."""
 
     name: str  # as in `KeypointDetector.load(runtime=...)`
-    description: str  # library, version, device and precision, for people
-    model: str  # what it runs: a shipped name or a file, for people
-    reason: str  # why it was chosen, for people
-    problem: str  # which better runtime is here but broken, for people; '': none
+    description: str  # library, version, device and precision
+    model: str  # a shipped name or a file
+    reason: str  # why it was chosen
+    problem: str  # which better runtime is installed but broken; '': none
     descriptor_size: int
-    cell: int  # pixels along the square that has one keypoint
-    fixed_size: Size | None  # (width, height) if it can run at one size only
+    cell: int  # side of the square with one keypoint, in pixels
+    fixed_size: Size | None  # (width, height) if it runs at one size only
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
-        """Images (B, H, W, 3) RGB, H and W multiples of 8; K = min(top_k, what it can)."""
+        """Run on RGB images (B, H, W, 3), H and W multiples of 8; K may be less than top_k."""
         ...
 
     def prepare(self, shape: tuple[int, ...], top_k: int) -> None:
-        """Do now, from any thread, what the first `run` with images of a shape would have to."""
+        """Compile in advance for images of a shape, from any thread."""
         ...
 
 
@@ -99,10 +99,10 @@ class CompiledRuntime(ABC):
 
     @abstractmethod
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
-        """What runs this graph."""
+        """Compile a graph to a function."""
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
-        """From any thread: they wait for each other where the runtime cannot do both at once."""
+        """Run from any thread; threads wait for each other if the runtime is not parallel."""
         asked = images.shape, top_k
         profile = self._profiles.get(asked) or self.source.profile(*asked, self.most_keypoints)
         images = _in_colour_of(profile, images)
@@ -115,14 +115,14 @@ class CompiledRuntime(ABC):
             self._check(outputs, (len(images), profile.top_k))
         except (FileError, ValueError, MemoryError):
             raise
-        except Exception as error:  # the libraries' errors have no common base
+        except Exception as error:  # the errors of the libraries have no common base
             raise self._refusal(profile, error) from error
         if top_k < profile.top_k:
             outputs = Outputs(*(output[:, :top_k] for output in outputs))
         return outputs
 
     def prepare(self, shape: tuple[int, ...], top_k: int) -> None:
-        """Compile for images of a shape, unless there is a graph that gives not many more."""
+        """Compile for images of a shape, unless a graph with slightly more keypoints exists."""
         profile = self.source.profile(shape, top_k, self.most_keypoints)
         if not self.compiles_beside:
             with self._lock:
@@ -135,13 +135,13 @@ class CompiledRuntime(ABC):
                 compiled = self.compile(self.source.graph_for(profile), profile)
             except (FileError, ValueError, MemoryError):
                 raise
-            except Exception as error:  # the libraries' errors have no common base
+            except Exception as error:  # the errors of the libraries have no common base
                 raise self._refusal(profile, error) from error
             with self._lock:
                 self._keep(profile, compiled)
 
     def _get(self, profile: Profile) -> tuple[Profile, Compiled]:
-        """A compiled graph that gives at least what is wanted, kept for the next time."""
+        """Return a compiled graph with enough keypoints; compile and keep it if needed."""
         serving = profile if profile in self._compiled else self._serving(profile)
         if serving is None:
             self._keep(profile, self.compile(self.source.graph_for(profile), profile))
@@ -150,7 +150,7 @@ class CompiledRuntime(ABC):
         return serving, self._compiled[serving]
 
     def _serving(self, profile: Profile) -> Profile | None:
-        """Of the compiled profiles one that differs in nothing but more keypoints."""
+        """Find a compiled profile that differs only by more keypoints."""
         same = [
             each
             for each in self._compiled
@@ -159,7 +159,7 @@ class CompiledRuntime(ABC):
         return min(same, key=lambda each: each.top_k, default=None)
 
     def _keep(self, profile: Profile, compiled: Compiled) -> None:
-        """In the place of those that differ in the number of keypoints, and of the oldest."""
+        """Keep a graph; drop those that differ only in the number of keypoints, and the oldest."""
         for each in [*self._compiled]:
             if each.sizes == profile.sizes:
                 del self._compiled[each]
@@ -170,7 +170,7 @@ class CompiledRuntime(ABC):
         give_back_memory()
 
     def _check(self, outputs: Outputs, shape: tuple[int, int]) -> None:
-        """Raise unless the outputs are what they should be: an exported file may be damaged."""
+        """Raise an error for invalid outputs: an exported file may be damaged."""
         wanted = (*shape, 2), shape, (*shape, self.descriptor_size), shape
         if tuple(output.shape for output in outputs) != wanted:
             raise RuntimeError(f'its outputs have shapes other than {wanted}')
@@ -183,13 +183,13 @@ class CompiledRuntime(ABC):
 
 
 def give_back_memory() -> None:
-    """To the system what is free: glibc keeps it in pieces, and grows with every compilation."""
+    """Return free memory to the system: glibc fragments it and grows with every compilation."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def too_many(profiles: Collection[Profile]) -> bool:
-    """Tell whether this many compiled graphs take too much memory."""
+    """Whether these compiled graphs take too much memory."""
     pixels = sum(each.width * each.height * (each.batch or 1) for each in profiles)
     return len(profiles) > (KEPT if pixels <= KEPT_PIXELS else ALWAYS_KEPT)
 
@@ -201,7 +201,7 @@ def _run(compiled: Compiled, profile: Profile, images: NDArray[np.uint8]) -> Out
 
 
 def with_sigmas(outputs: Iterable[Array]) -> Outputs:
-    """Outputs of a graph that may have no sigmas."""
+    """Make Outputs from those of a graph that may have no sigmas."""
     values = [*outputs]
     if len(values) < 3:
         raise RuntimeError(f'it has {len(values)} outputs instead of 3 or 4')
@@ -212,7 +212,7 @@ def with_sigmas(outputs: Iterable[Array]) -> Outputs:
 
 
 def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Gray for a mono graph, RGB for the others; an exported graph takes only one of them."""
+    """Convert images to gray for a mono graph and to RGB for the others."""
     if (images.shape[-1] == 1) == profile.mono:
         return images
     if not profile.mono:
@@ -221,7 +221,7 @@ def _in_colour_of(profile: Profile, images: NDArray[np.uint8]) -> NDArray[np.uin
 
 
 def _in_parts(compiled: Compiled, images: NDArray[np.uint8], batch: int) -> list[Array]:
-    """Run a graph of fixed batch size as often as needed; fill up the last batch."""
+    """Run a graph of fixed batch size as often as needed; pad the last batch."""
     filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % batch, axis=0)])
     parts = [compiled(filled[i : i + batch]).values() for i in range(0, len(filled), batch)]
     return [np.concatenate(output)[: len(images)] for output in zip(*parts, strict=True)]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class CudaDevice(NamedTuple):
-    """The first CUDA device, or why there is none."""
+    """The first CUDA device, or the reason why there is none."""
 
     available: bool
     name: str = ''
@@ -24,7 +24,7 @@ class CudaDevice(NamedTuple):
 
 @functools.cache
 def cuda_device() -> CudaDevice:
-    """The first device of this machine, through libcuda, without creating a context."""
+    """Find the first device of this machine with libcuda, without creating a context."""
     try:
         driver = ctypes.CDLL('libcuda.so.1')
     except OSError:
@@ -49,14 +49,14 @@ def cuda_device() -> CudaDevice:
 
 
 class Buffer(Protocol):
-    """The same array twice: pinned on the host, and on the device."""
+    """An array in pinned memory of the host and its copy on the device."""
 
     host: NDArray[Any]
     address: int  # on the device
 
 
 class CudaMemory(Protocol):
-    """One stream and the buffers that it moves."""
+    """A stream and its buffers."""
 
     stream: int  # the handle that TensorRT takes
 
@@ -69,12 +69,12 @@ class CudaMemory(Protocol):
     def synchronize(self) -> None: ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What `work` puts on the stream, recorded, to be launched in one call."""
+        """Record the work as a CUDA graph; return a function that launches it."""
         ...
 
 
 def open_cuda_memory() -> CudaMemory:
-    """Through cuda-python if it is there, else torch with CUDA."""
+    """Open the memory with cuda-python if installed, else with torch."""
     runtime = find_cuda_python()
     if runtime is not None:
         return CudaPythonMemory(runtime)
@@ -87,7 +87,7 @@ def open_cuda_memory() -> CudaMemory:
 
 
 def find_cuda_python() -> Any | None:
-    """Its runtime module, which moved between versions 12 and 13."""
+    """Find the runtime module of cuda-python, which moved between versions 12 and 13."""
     for name in ('cuda.bindings.runtime', 'cuda.cudart'):
         try:
             return importlib.import_module(name)
@@ -119,7 +119,7 @@ class CudaPythonMemory:
         self.stream = int(self.call('cudaStreamCreateWithFlags', non_blocking))
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """A function of the CUDA runtime, its error as an exception."""
+        """Call a function of the CUDA runtime; raise its error as an exception."""
         error, *values = getattr(self.runtime, function)(*arguments)
         if int(error):
             raise RuntimeError(f'CUDA: {function} failed with {error.name} ({int(error)})')
@@ -146,7 +146,7 @@ class CudaPythonMemory:
         self.call('cudaStreamBeginCapture', self.stream, mode)
         try:
             work()
-        finally:  # a stream left in capture could do nothing else
+        finally:  # a stream that stays in capture mode is unusable
             graph = self.call('cudaStreamEndCapture', self.stream)
         executable = self.call('cudaGraphInstantiate', graph, 0)
         return lambda: self.call('cudaGraphLaunch', executable, self.stream)

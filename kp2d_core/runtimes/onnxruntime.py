@@ -1,4 +1,4 @@
-"""ONNX Runtime: on the CPU, or with CUDA where its GPU build is installed."""
+"""ONNX Runtime, on the CPU or with CUDA if its GPU build is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OnnxRuntime(CompiledRuntime):
         self.options = onnxruntime.SessionOptions()
         self.options.intra_op_num_threads = threads or usable_cores()
         self.options.inter_op_num_threads = 1
-        # Threads that wait in a busy loop take the core from whoever has work for it.
+        # Spinning threads would take the cores from other processes.
         self.options.add_session_config_entry('session.intra_op.allow_spinning', '0')
         self.options.log_severity_level = 3
         self.providers = providers()
@@ -41,7 +41,7 @@ class OnnxRuntime(CompiledRuntime):
 
 
 def providers() -> list[str]:
-    """CUDA first, if this build has it and there is a device."""
+    """List the providers: CUDA first, if this build supports it and there is a device."""
     has_cuda = 'CUDAExecutionProvider' in onnxruntime.get_available_providers()
     if has_cuda and cuda_device().available:
         return ['CUDAExecutionProvider', 'CPUExecutionProvider']

@@ -1,4 +1,4 @@
-"""OpenVINO: the fastest on CPUs, and the one that gains most from int8."""
+"""OpenVINO: the fastest runtime on CPUs, which gains most from int8."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def cpu_settings(threads: int | None) -> dict[str, Any]:
     return {
         'PERFORMANCE_HINT': 'LATENCY',
         'INFERENCE_NUM_THREADS': threads or usable_cores(),
-        'INFERENCE_PRECISION_HINT': 'f32',  # not bfloat16 where the CPU has it
-        'ENABLE_CPU_PINNING': False,  # beside other busy processes, the scheduler does better
+        'INFERENCE_PRECISION_HINT': 'f32',  # not bfloat16
+        'ENABLE_CPU_PINNING': False,  # the scheduler does better when other processes are busy
     }
 
 
@@ -29,7 +29,7 @@ class OpenVINORuntime(CompiledRuntime):
         super().__init__(source)
         self.core = openvino.Core()
         self.settings = cpu_settings(threads)
-        # Not OpenVINO's own cache: it takes damaged graphs for good ones, and has no bound.
+        # Not OpenVINO's own cache, which accepts damaged graphs and has no size limit.
         self.cache = CompiledCache(cache_folder('openvino'))
         self.device = self.core.get_property('CPU', 'FULL_DEVICE_NAME').strip()
         version = openvino.__version__.split('-')[0]
@@ -42,7 +42,7 @@ class OpenVINORuntime(CompiledRuntime):
         return self._open(graph, profile)
 
     def _open(self, graph: bytes, profile: Profile) -> openvino.CompiledModel:
-        """The compiled graph: of an earlier start, or made and kept for the next one."""
+        """Load the compiled graph from the cache, or compile and cache it."""
         settings = ', '.join(f'{name} {value}' for name, value in self.settings.items())
         key = CacheKey.of(
             graph, profile, f'OpenVINO {openvino.__version__}', f'{self.device}, {settings}'
@@ -59,7 +59,7 @@ class OpenVINORuntime(CompiledRuntime):
             return made[0]
         try:
             return self.core.import_model(compiled, 'CPU', self.settings)
-        except RuntimeError:  # it is whole, yet this OpenVINO does not take it
+        except RuntimeError:  # the file is intact, but this OpenVINO refuses it
             self.cache.discard(key)
             build()
             return made[0]

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class TensorRTRuntime(CompiledRuntime):
     name = 'tensorrt'
     most_keypoints = TENSORRT_TOP_K
-    compiles_beside = False  # its first run and a CUDA graph's capture need the stream
+    compiles_beside = False  # the first run and the capture of a CUDA graph need the stream
 
     def __init__(self, source: ModelSource) -> None:
         super().__init__(source)
@@ -56,7 +56,7 @@ class TensorRTRuntime(CompiledRuntime):
 
         serialized, built = self.cache.get_or_build(key, build)
         engine = self.runtime.deserialize_cuda_engine(serialized)
-        if engine is None and not built:  # it was whole, yet this TensorRT does not take it
+        if engine is None and not built:  # the file is intact, but this TensorRT refuses it
             self.cache.discard(key)
             serialized, _ = self.cache.get_or_build(key, build)
             engine = self.runtime.deserialize_cuda_engine(serialized)
@@ -117,8 +117,8 @@ class EngineRun:
             self.memory.download(buffer)
 
     def captured(self) -> Any:
-        """Upload, network and download as one CUDA graph; as single calls where that fails."""
-        self.enqueue()  # TensorRT sets itself up in the first run, which a graph must not record
+        """Record upload, network and download as a CUDA graph; single calls if that fails."""
+        self.enqueue()  # a graph must not record the first run, in which TensorRT initialises
         self.memory.synchronize()
         try:
             return self.memory.capture(self.enqueue)

@@ -1,1 +1,1 @@
-"""Self-supervised training on pairs of views that are made from photographs."""
+"""Self-supervised training on pairs of views made from photographs."""

@@ -1,6 +1,6 @@
-"""Every setting of a training run: its type, its meaning, and the paper's value as its default.
+"""The settings of a training run: type, meaning, and the paper's value as the default.
 
-Recipes (config/train/*.yaml) give only what they change; `kp2d train --print-config` prints all.
+Recipes (config/train/*.yaml) give only the changes; `kp2d train --print-config` prints all values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kp2d_core.views.pairs import MILD, Framing
 from kp2d_core.views.photometric import PhotometricConfig
 
 Range = tuple[float, float]
-Schedule = tuple[tuple[int, float], ...]  # [step, value] points, straight lines between
+Schedule = tuple[tuple[int, float], ...]  # [step, value] points, interpolated linearly
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Training in one or several processes, which `torchrun` starts."""
+"""Training in one process, or in several started by `torchrun`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-TIMEOUT = timedelta(minutes=5)  # a silent process counts as dead after it; validation takes less
+TIMEOUT = timedelta(minutes=5)  # a process that is silent for longer is dead; validation is faster
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Processes:
     device: torch.device
 
     def agree(self, seconds: float, stop: bool) -> tuple[float, bool]:
-        """The first process's time, and whether any wants to stop: all must do the same step."""
+        """Return the time of the first process, and whether any process wants to stop."""
         if self.count == 1:
             return seconds, stop
         # On the CPU, so that nothing waits for the GPU.
@@ -33,7 +33,7 @@ class Processes:
         return message[0].item(), message[1].item() > 0
 
     def all(self, flag: bool) -> bool:
-        """Tell whether the condition holds in every process."""
+        """Whether the condition holds in every process."""
         if self.count == 1:
             return flag
         message = torch.tensor([float(not flag)])
@@ -51,12 +51,11 @@ class Processes:
             tensor.copy_(whole)
 
     def parallel(self, module: nn.Module) -> nn.Module:
-        """The module to call in training: on GPUs, DistributedDataParallel averages gradients.
+        """Return the module to call in training: DistributedDataParallel on GPUs.
 
-        Not with gloo, on CPUs: in torch 2.13 its threads outlive the group once
-        DistributedDataParallel has used it, also if the wrapper is deleted before the group is
-        destroyed, and such threads can abort the process while Python ends. There
-        `average_gradients` does it.
+        On CPUs (gloo), `average_gradients` averages instead. In torch 2.13 the threads of gloo
+        outlive the group once DistributedDataParallel has used it, and can abort the process at
+        exit, even if the wrapper is deleted first.
         """
         if self.count == 1 or self.device.type != 'cuda':
             return module
@@ -84,14 +83,14 @@ class Processes:
             gradient.copy_(part.view_as(gradient))
 
     def lost(self, error: RuntimeError) -> bool:
-        """Tell whether the error means that another process no longer answers."""
+        """Whether the error means that another process no longer answers."""
         gloo = any(word in str(error) for word in ('closed by peer', 'reset by peer', 'Timed out'))
         return self.count > 1 and (gloo or isinstance(error, dist.DistError))
 
 
 @contextmanager
 def join_processes(device: str) -> Iterator[Processes]:
-    """Read the environment of torchrun; a single process without it."""
+    """Join the processes of torchrun; without its environment there is only one."""
     count = int(os.environ.get('WORLD_SIZE', '1'))
     rank = int(os.environ.get('RANK', '0'))
     where = choose_device(device, int(os.environ.get('LOCAL_RANK', '0')))

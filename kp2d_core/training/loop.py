@@ -39,28 +39,28 @@ from kp2d_core.training.score_calibration import calibrate_scores
 from kp2d_core.training.state import Progress, read_state, restore_state, save_state
 from kp2d_core.training.validation import Validation, make_validation
 
-STATE = 'state.safetensors'  # all that is needed to go on
+STATE = 'state.safetensors'  # everything needed to resume
 BEST, LAST = 'best.safetensors', 'last.safetensors'  # models for KeypointDetector.load
 
 
 @dataclass(frozen=True)
 class Run:
-    """What to train, on what, for how long, and where to keep it."""
+    """A training run: recipe, data, budget and output folder."""
 
     config: TrainingConfig
-    entries: list[Entry]  # files and frames to train on
+    entries: list[Entry]  # files and frames of the training data
     out: Path  # folder of checkpoints and reports
-    validation: Path | None = None  # folder to validate on; None: photographs held out
+    validation: Path | None = None  # folder of the validation data; None: hold out photographs
     steps: int | None = None
     minutes: float | None = None
-    resume: bool = False  # go on from the state in `out`
-    initial: str | None = None  # model whose weights to begin with
-    data: dict[str, Any] = field(default_factory=dict)  # where `entries` come from, to be kept
+    resume: bool = False  # continue from the state in `out`
+    initial: str | None = None  # model with the initial weights
+    data: dict[str, Any] = field(default_factory=dict)  # the arguments that `entries` come from
     quiet: bool = False
 
 
 def train(run: Run) -> int:
-    """Train to the end of the budget, and return 0; or 128 + the signal that ended it early."""
+    """Train to the end of the budget and return 0, or 128 + the signal that stopped it."""
     with join_processes(run.config.compute.device) as processes, Interruption() as interruption:
         try:
             with its_folder(run, processes):
@@ -78,7 +78,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     keep_freed_memory()
-    cv2.setNumThreads(1)  # small warps beside a busy network: more threads only hurt
+    cv2.setNumThreads(1)  # more threads for small warps would slow the network down
 
     # Data
     entries, held_out = run.entries, list[Entry]()
@@ -236,7 +236,7 @@ def validate(
     validation: Validation,
     report: Report,
 ) -> None:
-    """Measure the weights, and keep them if they are the best so far."""
+    """Measure the weights, and save them if they are the best so far."""
     began = perf_counter()
     checkpoint = to_checkpoint(kept_weights(model, average), run.config, progress.step, {})
     device = str(next(model.parameters()).device)
@@ -251,13 +251,13 @@ def validate(
 
 
 def largest_useful_side(pairs: PairsConfig) -> float:
-    """Pixels of a photograph's shorter side beyond which views get no sharper."""
-    nearest = pairs.height / min(1.0, *pairs.strong.scale)  # if the other view shows all of it
+    """The shorter side of a photograph, in pixels, above which views do not get sharper."""
+    nearest = pairs.height / min(1.0, *pairs.strong.scale)  # if the other view shows everything
     return max(1.5 * max(*pairs.short_side, pairs.height), nearest)
 
 
 def note_run(progress: Progress, run: Run, photographs: str, say: bool) -> None:
-    """Keep in the state what a run was asked for; say where a resumed one is asked otherwise."""
+    """Store the settings of the run in the state; report where a resumed run differs."""
     if run.steps is not None or run.minutes is not None:
         progress.steps, progress.minutes = run.steps, run.minutes
     validation = str(run.validation.resolve()) if run.validation is not None else ''
@@ -269,18 +269,18 @@ def note_run(progress: Progress, run: Run, photographs: str, say: bool) -> None:
             file=sys.stderr,
         )
     if begun and validation != progress.validation:
-        progress.best, progress.best_step = -math.inf, -1  # not to be compared
+        progress.best, progress.best_step = -math.inf, -1  # not comparable
     progress.photographs, progress.validation = photographs, validation
     progress.data = run.data or progress.data
 
 
 def kept_weights(model: TrainingModel, average: MovingAverage | None) -> dict[str, torch.Tensor]:
-    """The moving average if there is one, else the weights as they are."""
+    """Return the moving average if there is one, else the current weights."""
     return average.weights if average is not None else model.network.state_dict()
 
 
 def load_initial(model: TrainingModel, name: str) -> None:
-    """The weights of a model of the same shape, or of one that grows into it."""
+    """Load the weights of a model of the same shape, or of one that can grow to it."""
     initial = load_checkpoint(find_checkpoint(name))
     wanted = model.network.architecture
     weights = initial.weights
@@ -296,7 +296,7 @@ def load_initial(model: TrainingModel, name: str) -> None:
 
 @contextmanager
 def its_folder(run: Run, processes: Processes) -> Iterator[None]:
-    """The folder of the run, for this run alone; its first process sees to that."""
+    """Lock the folder of the run; only the first process does so."""
     if processes.rank > 0:
         yield
         return
@@ -321,7 +321,7 @@ def make_folder(path: Path) -> None:
 
 
 class Interruption:
-    """While in use, a signal is noted, not acted on; a second Ctrl-C raises KeyboardInterrupt.
+    """Stores signals instead of acting on them; a second Ctrl-C raises KeyboardInterrupt.
 
     >>> with Interruption() as interruption:
     ...     while not interruption.signal:
@@ -329,7 +329,7 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.signal = 0  # the one that came, or 0
+        self.signal = 0  # the last signal, or 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:

@@ -1,8 +1,8 @@
-"""The losses of the paper (its section 3), its code's other score loss, and our additions.
+"""The losses of the paper (section 3), the score loss of the authors' code, and our additions.
 
-Each is the mean over images of a mean over that image's points, so the loss of a batch is the
-mean of the losses of its parts, on however many processes they are. An image without a valid
-point adds 0. B images, N cells (points) each; `valid` masks are (B, N) bool.
+Each loss is a mean over images of the mean over the points of an image. The loss of a batch is
+therefore the mean of the losses of its parts, with any number of processes. An image without a
+valid point adds 0. B images have N cells (points) each; `valid` masks are (B, N) bool.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from kp2d_core.networks.geometry import (
 )
 from kp2d_core.training.config import LossConfig
 
-FAR = 1e4  # beyond every distance, in pixels or in descriptor space
+FAR = 1e4  # larger than every distance, in pixels or between descriptors
 
 
 def distance(difference: Tensor) -> Tensor:
-    """Euclidean norm of the last dimension, with gradient 0 (not NaN) where it is 0."""
+    """Compute the Euclidean norm of the last dimension; its gradient at 0 is 0, not NaN."""
     return (difference.square().sum(-1) + 1e-12).sqrt()
 
 
 def descriptor_distance(similarity: Tensor) -> Tensor:
-    """Of unit vectors with this dot product; its gradient stays finite at 1."""
+    """Compute the distance of unit vectors from their dot product; finite gradient at 1."""
     return (2 - 2 * similarity).clamp_min(1e-6).sqrt()
 
 
 def masked_mean(values: Tensor, valid: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean over images of the (weighted) mean over their valid points; (B, N) -> ()."""
+    """Average over the valid points of each image (weighted), then over images: (B, N) -> ()."""
     chosen = valid.to(values.dtype) if weights is None else weights * valid
-    # `where`, not a product: what is not valid may be infinite.
+    # `where`, not a product: invalid values may be infinite.
     total = torch.where(valid, values * chosen, 0).sum(-1)
     return (total / chosen.sum(-1).clamp_min(1e-6)).mean()
 
 
 @dataclass(frozen=True)
 class Association:
-    """Source points in the target, and the target point nearest to each."""
+    """Source points warped to the target, and the target point nearest to each."""
 
     warped: Tensor  # (B, N, 2) source points in pixels of the target
-    visible: Tensor  # (B, N) not in the border ring, and inside the target
+    visible: Tensor  # (B, N) inside the target, and not in the border ring
     nearest: Tensor  # (B, N) index of the nearest target point
-    distance: Tensor  # (B, N) to it, in pixels
+    distance: Tensor  # (B, N) to that point, in pixels
     valid: Tensor  # (B, N) visible, and near enough to count as the same point
 
 
@@ -81,20 +81,20 @@ def associate(
 
 
 def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Equation 1: how far warped source points are from their target points, in pixels."""
+    """Equation 1: the distance of warped source points to their target points, in pixels."""
     return masked_mean(apart, valid, weights)
 
 
 def excluded(warped: Tensor, visible: Tensor, relaxation: float) -> Tensor:
-    """(B, N, N): whether j is no negative for i, because it is invisible or too close."""
+    """Mark pairs (B, N, N) where j is not a negative of i: it is invisible or too close."""
     near = (warped[:, :, None] - warped[:, None]).abs().amax(-1) <= relaxation
     return near | ~visible[:, None, :]
 
 
 def triplet_loss(similarity: Tensor, visible: Tensor, excluded: Tensor, margin: float) -> Tensor:
-    """Equation 3: anchor i, positive i, and the hardest negative j of those not excluded.
+    """Equation 3: anchor i, positive i, and the hardest negative j that is not excluded.
 
-    similarity[b, i, j] is that of source descriptor i and the target's at warped point j.
+    similarity[b, i, j] is that of source descriptor i and the target descriptor at warped point j.
     """
     positive = descriptor_distance(similarity.diagonal(dim1=1, dim2=2))
     hardest = similarity.masked_fill(excluded, -FAR).amax(-1)
@@ -110,9 +110,9 @@ def infonce_loss(
     temperature: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Symmetric softmax cross-entropy of the positive among all candidates not excluded."""
+    """InfoNCE: symmetric softmax cross-entropy of the positive among the other candidates."""
     forward = softmax_logits(similarity, excluded, temperature)
-    # The square is symmetric, but of the rows too only the visible may compete.
+    # Distances are symmetric, but invisible points must not compete in the other direction either.
     backward = softmax_logits(similarity, excluded | ~visible[:, :, None], temperature)
     wanted = forward.diagonal(dim1=1, dim2=2)
     surprise = (forward.logsumexp(2) + backward.logsumexp(1)) / 2 - wanted
@@ -120,18 +120,18 @@ def infonce_loss(
 
 
 def softmax_logits(similarity: Tensor, excluded: Tensor, temperature: float) -> Tensor:
-    """Similarities over temperature; far below all others where excluded, but for the positive."""
+    """Divide similarities by the temperature; excluded ones, except the positive, become tiny."""
     positive = torch.eye(similarity.shape[1], dtype=torch.bool, device=similarity.device)
-    never = -1 / temperature - 30  # not farther: exp() is slow where it underflows
+    never = -1 / temperature - 30  # not lower: exp() is slow where it underflows
     return (similarity / temperature).masked_fill(excluded & ~positive, never)
 
 
 def teaching_loss(
     similarity: Tensor, taught: Tensor, visible: Tensor, excluded: Tensor, temperature: float
 ) -> Tensor:
-    """How far the student's softmax over the candidates of a point is from the teacher's (KL).
+    """KL divergence of the student's softmax over the candidates of a point from the teacher's.
 
-    Only similarities are compared, so descriptors of both may have different lengths.
+    Only similarities are compared, so both may have descriptors of different lengths.
     """
     student = softmax_logits(similarity, excluded, temperature).log_softmax(-1)
     teacher = softmax_logits(taught, excluded, temperature).log_softmax(-1)
@@ -139,7 +139,7 @@ def teaching_loss(
 
 
 def recall(similarity: Tensor, visible: Tensor, excluded: Tensor) -> Tensor:
-    """Share of visible points whose own descriptor beats all others that are not excluded."""
+    """The share of visible points whose own descriptor is nearer than all others not excluded."""
     with torch.no_grad():
         hardest = similarity.masked_fill(excluded, -FAR).amax(-1)
         hit = similarity.diagonal(dim1=1, dim2=2) > hardest
@@ -147,7 +147,7 @@ def recall(similarity: Tensor, visible: Tensor, excluded: Tensor) -> Tensor:
 
 
 def score_loss(source_scores: Tensor, target_scores: Tensor, association: Association) -> Tensor:
-    """Equation 4: pairs nearer than the average earn a score; both of a pair have the same one.
+    """Equation 4: pairs closer than average gain score; both points of a pair get the same score.
 
     `target_scores` (B, N) are those of the nearest target points.
     """
@@ -160,10 +160,10 @@ def score_loss(source_scores: Tensor, target_scores: Tensor, association: Associ
 def score_map_loss(
     source_scores: Tensor, target_scores: Tensor, sampled: Tensor, association: Association
 ) -> Tensor:
-    """Equation 4 as the authors' code has it: a score equals the score map of the other image.
+    """Equation 4 as in the authors' code: a score equals the score map of the other image.
 
-    `sampled` (B, N) is the target's score map at the warped source points, of all that are
-    visible, with a pair or without. The code doubles both terms: `loss.score: 2`.
+    `sampled` (B, N) is the score map of the target at all visible warped source points, with a
+    partner or without. The code doubles both terms: `loss.score: 2`.
     """
     merit = score_merit(source_scores, target_scores, association.distance, association.valid)
     difference = (source_scores - sampled).square()
@@ -173,11 +173,11 @@ def score_map_loss(
 def partner_score_loss(
     source_scores: Tensor, target_scores: Tensor, association: Association, farthest: float
 ) -> Tensor:
-    """Equation 4 with two changes of ours.
+    """Equation 4 with two changes.
 
-    In the paper a point without a partner keeps its score; here it is as bad as if it had one at
-    the `farthest` distance. And distances are detached: what scores learn from them must not move
-    points apart that score low.
+    In the paper a point without a partner keeps its score. Here it loses score, as if its partner
+    were at the `farthest` distance. Distances are detached, so this loss does not move points with
+    a low score apart.
     """
     valid = association.valid
     apart = association.distance.detach().clamp_max(farthest)
@@ -190,7 +190,7 @@ def partner_score_loss(
 def score_merit(
     source_scores: Tensor, target_scores: Tensor, apart: Tensor, valid: Tensor
 ) -> Tensor:
-    """The first part of equation 4: points nearer than the average earn a score."""
+    """The first term of equation 4: points closer than average gain score."""
     count = valid.sum(-1, keepdim=True).clamp_min(1)
     average = torch.where(valid, apart, 0).sum(-1, keepdim=True) / count
     return masked_mean((source_scores + target_scores) / 2 * (apart - average), valid)
@@ -204,13 +204,13 @@ def reliability_loss(
     excluded: Tensor,
     temperature: float,
 ) -> Tensor:
-    """Not of the paper: points whose descriptor stands out more than the average earn a score.
+    """Points with a more distinctive descriptor than average gain score. Not in the paper.
 
-    Position alone also rewards points that are found again along an edge and match anywhere on it.
-    The descriptors are taken as they are (detached).
+    Position alone also rewards points on an edge, whose descriptors match anywhere along it. The
+    descriptors are detached.
     """
     logits = softmax_logits(similarity.detach(), excluded, temperature)
-    # Minus the logarithm of the probability of the right one.
+    # Minus the logarithm of the probability of the correct match.
     confusion = (logits.logsumexp(2) - logits.diagonal(dim1=1, dim2=2)).clamp_max(4.0)
     count = visible.sum(-1, keepdim=True).clamp_min(1)
     average = torch.where(visible, confusion, 0).sum(-1, keepdim=True) / count
@@ -218,7 +218,7 @@ def reliability_loss(
 
 
 def sample_scores(scores: Tensor, points: Tensor, cell: int = CELL) -> Tensor:
-    """The score map (B, 1, Hc, Wc) between cell centres at pixels (B, N, 2): (B, N)."""
+    """Sample the score map (B, 1, Hc, Wc) between cell centres at pixels (B, N, 2): (B, N)."""
     rows, columns = scores.shape[-2:]
     grid = to_grid(to_cells(points, cell), (rows, columns))[:, :, None]
     values = F.grid_sample(scores, grid, padding_mode='border', align_corners=True)
@@ -234,10 +234,10 @@ def io_loss(
     threshold: float,
     cell: int = CELL,
 ) -> Tensor:
-    """Equation 5 on the lowest-scored points: IO-Net tells inliers from outliers.
+    """Equation 5 on the points with the lowest scores: IO-Net separates inliers from outliers.
 
-    Source points are matched by descriptor. Gradients reach locations and descriptors through
-    what IO-Net sees: both positions and the descriptor distance.
+    Source points are matched by descriptor. Gradients reach locations and descriptors through the
+    inputs of IO-Net: both positions and the descriptor distance.
     """
     size = (cell * source.scores.shape[-2], cell * source.scores.shape[-1])
     source_points = lowest_scored(source, points)
@@ -285,7 +285,7 @@ def total_loss(
     step: int,
     cell: int = CELL,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum, and each part (detached) under its name, with the recall."""
+    """Return the weighted sum, and each part (detached) by name, including the recall."""
     rows, columns = source.scores.shape[-2:]
     size = (cell * rows, cell * columns)
     source_points = source.keypoints.flatten(2).transpose(1, 2)
@@ -301,7 +301,7 @@ def total_loss(
     parts = {'location': location_loss(pairing.distance, pairing.valid, weights)}
     total = config.location * parts['location']
 
-    # Positions are detached: a descriptor loss must not move points to where describing is easy.
+    # Positions are detached: the descriptor loss must not move points to easier places.
     warped = pairing.warped.detach()
     sampled = sample_scores(target.scores, warped, cell)
     if config.score:

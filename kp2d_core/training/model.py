@@ -1,4 +1,4 @@
-"""The trained module: KeyPointNet and IO-Net; its output is the loss."""
+"""The module that is trained: KeyPointNet and IO-Net; its output is the loss."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.losses import total_loss
 from kp2d_core.training.place_losses import Lesson, place_loss
 
-SPREAD = 0.5  # standard deviation of what cancels out, as a share of that of the weights
+SPREAD = 0.5  # standard deviation of the part that cancels out, relative to that of the weights
 
 
 class TrainingModel(nn.Module):
-    """Images and homographies in, loss out."""
+    """From images and homographies to the loss."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__()
         self.config = config
         self.network = KeyPointNet(config.network.architecture(), config.network.dropout)
         self.io_net = IONet()
-        # In a list, so that its weights are neither trained nor saved with the run.
+        # In a list, so that its weights are neither trained nor saved.
         self.teachers: list[KeyPointNet] = []
         if config.loss.teacher:
             self.teachers = [KeyPointNet.from_pretrained(config.loss.teacher, dropout=0.0)]
@@ -53,7 +53,7 @@ class TrainingModel(nn.Module):
         )
 
     def maps(self, images: Tensor) -> Maps:
-        """Of uint8 images (2B, H, W, 3); in the configured precision, returned in float32."""
+        """Run on uint8 images (2B, H, W, 3) in the configured precision; return float32."""
         device = images.device
         kind = computing_type(self.config.compute.precision, device)
         exact = kind == torch.float32
@@ -79,13 +79,13 @@ class TrainingModel(nn.Module):
 
 
 def halves(maps: Maps) -> tuple[Maps, Maps]:
-    """The source's and the target's maps of a batch that holds both."""
+    """Split the maps of a batch into those of the sources and of the targets."""
     sources, targets = zip(*(value.chunk(2) for value in maps), strict=True)
     return Maps(*sources), Maps(*targets)
 
 
 class MovingAverage:
-    """Exponential average of a network's weights, usable at any time during the run."""
+    """Exponential moving average of the weights, usable at any time during the run."""
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -93,7 +93,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, network: nn.Module, step: int) -> None:
-        decay = min(self.decay, (step + 1) / (step + 10))  # short at first, to forget the start
+        decay = min(self.decay, (step + 1) / (step + 10))  # smaller at first, to forget the start
         current = network.state_dict()
         averaged = [k for k, v in current.items() if v.is_floating_point()]
         torch._foreach_lerp_(
@@ -117,23 +117,23 @@ def to_checkpoint(
 
 @lru_cache
 def computing_type(precision: str, device: torch.device) -> torch.dtype:
-    """Of `compute.precision`; auto is bfloat16 where the device has instructions for it."""
+    """Return the type for `compute.precision`; auto is bfloat16 if the device supports it."""
     if precision != 'auto':
         return getattr(torch, precision)
     return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Tell whether bfloat16 is faster there than float32, not only emulated."""
+    """Whether the device computes bfloat16 in hardware, faster than float32."""
     if device.type == 'cuda':
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    # Only x86 says what it has; torch before 2.10 says nothing.
+    # Only x86 reports its instructions, and only to torch 2.10 or newer.
     capabilities: dict[str, object] = getattr(torch.cpu, 'get_capabilities', dict)()
     return any(capabilities.get(name) for name in ('avx512_bf16', 'amx_bf16'))
 
 
 def grows_into(small: Architecture, large: Architecture) -> bool:
-    """Tell whether it is the same network with a multiple of the channels."""
+    """Whether `large` is the same network with a multiple of the channels."""
     copies, rest = divmod(large.width, small.width)
     if copies < 2 or rest or large.descriptor_size != copies * small.descriptor_size:
         return False
@@ -142,11 +142,11 @@ def grows_into(small: Architecture, large: Architecture) -> bool:
 
 
 def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights:
-    """Grow a checkpoint to `wanted`, so that both networks give the same output.
+    """Grow a checkpoint to `wanted`, so that both networks compute the same.
 
-    Every channel is copied. Where copies come in, each copy's weights are a share of the
-    original's plus something random that cancels out over the copies: the outputs are the same to
-    the last digits, and yet no two copies are alike, so each learns on its own from the first step
+    Every channel is copied. In the next layer, the weights of each copy are a share of the
+    original weights plus a random part, and the random parts cancel out. The output is the same to
+    the last digits, but no two copies are identical, so each learns by itself from the first step
     (after Chen, Goodfellow and Shlens, "Net2Net", 2016).
     """
     small = checkpoint.architecture
@@ -161,7 +161,7 @@ def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights
         if value.ndim and len(value) != shape[0]:
             value = np.concatenate([value] * copies)
         if value.ndim == 4 and value.shape[1] != shape[1]:
-            # Each of the maps that come in side by side has its copies.
+            # Each of the concatenated input maps has its own copies.
             ends = np.cumsum(layers[name.split('.')[0]].inputs)
             parts = np.split(value, ends[:-1], axis=1)
             value = np.concatenate([split(part, copies, random) for part in parts], axis=1)
@@ -172,7 +172,7 @@ def grow(checkpoint: Checkpoint, wanted: Architecture, seed: int = 0) -> Weights
 def split(
     kernel: NDArray[np.float32], copies: int, random: np.random.Generator
 ) -> NDArray[np.float32]:
-    """(outputs, inputs, 3, 3) -> (outputs, copies * inputs, 3, 3), the sum over copies kept."""
+    """Copy (outputs, inputs, 3, 3) to (outputs, copies * inputs, 3, 3); the sum stays the same."""
     noise = random.normal(0, SPREAD * kernel.std(), (copies, *kernel.shape))
     noise -= noise.mean(axis=0)
     return np.concatenate([*(kernel / copies + noise)], axis=1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Adam, the paper's; Muon, which learns the same in half the steps; budget and learning rate."""
+"""Adam, as in the paper; Muon, which needs half the steps; budget and learning rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kp2d_core.checks import number
 from kp2d_core.training.config import OptimizerConfig
 
 MOMENTUM = 0.95
-# x -> ax + bx^3 + cx^5, five times, lifts singular values above 0.01 to between 0.7 and 1.2.
+# x -> ax + bx^3 + cx^5, applied five times, brings singular values above 0.01 to 0.7 to 1.2.
 POLYNOMIAL = 3.4445, -4.7750, 2.0315
 ROUNDS = 5
 
@@ -22,9 +22,9 @@ ROUNDS = 5
 def make_optimizers(
     model: nn.Module, config: OptimizerConfig, kind: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
-    """Adam, of all parameters that learn or of what Muon leaves. `factor` is of the rate.
+    """Make Adam for all trainable parameters, or Adam and Muon. `factor` scales the rate.
 
-    `kind` is what Muon multiplies in, which must be the same in all processes.
+    `kind` is the data type of Muon's products, which must be the same in all processes.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.kind == 'adam':
@@ -39,7 +39,7 @@ def make_optimizers(
 
 
 def is_kernel(parameter: Tensor) -> bool:
-    """Of a hidden convolution: not of those that see the image, or say score and location."""
+    """Whether this is the kernel of a hidden convolution, not of the first or a last layer."""
     if parameter.ndim != 4:
         return False
     outputs, inputs = parameter.shape[:2]
@@ -47,12 +47,12 @@ def is_kernel(parameter: Tensor) -> bool:
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps that are orthogonal matrices, for convolution kernels.
+    """An optimizer for convolution kernels whose steps are orthogonal matrices.
 
-    A gradient of a kernel, as a matrix of outputs by inputs, has few large singular values and
-    many small ones; Adam follows the few. Here all directions move alike (Jordan 2024), by a step
-    as large as Adam's would be at this rate (Liu 2025). torch.optim.Muon takes matrices alone, and
-    multiplies in bfloat16 everywhere, which is slow where a CPU only emulates it.
+    The gradient of a kernel, as a matrix of outputs by inputs, has a few large singular values and
+    many small ones, and Adam follows the large ones. Muon moves equally in all directions (Jordan
+    2024), by the step size that Adam would have at this rate (Liu 2025). torch.optim.Muon takes
+    only matrices, and multiplies in bfloat16, which is slow on a CPU that emulates it.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Muon(torch.optim.Optimizer):
             state['momentum'] = torch.zeros_like(kernel)
         state['momentum'].lerp_(kernel.grad, 1 - MOMENTUM)
         ahead = kernel.grad.lerp(state['momentum'], MOMENTUM)  # Nesterov's
-        # Five rounds only come near to it anyway: coarse numbers will do.
+        # Five iterations are only an approximation, so low precision will do.
         step = orthogonal(ahead.flatten(1).to(self.kind))
         size = rate * 0.2 * max(step.shape) ** 0.5
         kernel.sub_(step.reshape(kernel.shape).to(kernel.dtype), alpha=size)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Nearly the orthogonal matrix that is next to it, by Newton and Schulz's iteration."""
+    """Approximate the nearest orthogonal matrix by the Newton-Schulz iteration."""
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonal(matrix.T).T
     a, b, c = POLYNOMIAL
@@ -108,7 +108,7 @@ class Budget:
 def make_budget(
     config: OptimizerConfig, photographs: int, steps: int | None, minutes: float | None
 ) -> Budget:
-    """From the command line; else from the configuration: steps, or else epochs."""
+    """Return the budget of the command line, else that of the recipe: steps or epochs."""
     if steps is None and minutes is None:
         steps = config.steps or math.ceil(config.epochs * photographs / config.batch)
     return Budget(
@@ -119,7 +119,7 @@ def make_budget(
 
 def learning_rate(config: OptimizerConfig, step: int, spent: float) -> float:
     rate = config.learning_rate
-    if config.reference_batch:  # for Adam by the square root (Malladi 2022)
+    if config.reference_batch:  # square root rule for Adam (Malladi 2022)
         rate *= math.sqrt(config.batch / config.reference_batch)
     if config.schedule == 'halve' and spent >= config.halve_at:
         rate /= 2

@@ -1,7 +1,7 @@
-"""Batches of pairs of views, made ahead of the step that needs them.
+"""Batches of pairs of views, made in advance by threads.
 
-A pair is a function of the seed and its number alone, so the position in the data is a step
-number: resuming is exact, and any number of processes share the work without talking.
+A pair depends only on the seed and its number, so the position in the data is a step number. A run
+resumes exactly, and any number of processes share the work without communication.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kp2d_core.views.pairs import ViewPair, make_pair
 
 @dataclass(frozen=True)
 class Batch:
-    """Views of B photographs; `source_to_target` takes source pixels to target pixels."""
+    """Views of B photographs; `source_to_target` maps source pixels to target pixels."""
 
     images: Tensor  # (2B, H, W, 3) uint8: B sources, then their B targets
     source_to_target: Tensor  # (B, 3, 3) float32
@@ -36,7 +36,7 @@ class Batch:
         )
 
     def pinned(self) -> Batch:
-        """In memory from which a GPU copies while it computes."""
+        """Return the batch in pinned memory, from which a GPU copies while it computes."""
         return Batch(self.images.pin_memory(), self.source_to_target.pin_memory())
 
 
@@ -56,7 +56,7 @@ def weaken(homography: HomographyConfig, strength: float) -> HomographyConfig:
 
 
 class PairSource:
-    """Pairs by number: number n shows the photograph that epoch n // count puts there."""
+    """Makes pairs by number; each epoch shows all photographs in its own order."""
 
     def __init__(self, photographs: Photographs, config: TrainingConfig) -> None:
         self.photographs, self.config = photographs, config
@@ -83,7 +83,7 @@ class PairSource:
         )
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        known, order = self._order  # one tuple, so that threads never see half of a change
+        known, order = self._order  # one tuple, so that threads never see a partial change
         if known != epoch:
             random = np.random.default_rng([self.config.seed, 0, epoch])
             order = random.permutation(len(self.photographs))
@@ -92,9 +92,9 @@ class PairSource:
 
 
 class BatchStream:
-    """The batches of one process, from a step on, made ahead by threads.
+    """The batches of one process, starting at a step, made in advance by threads.
 
-    A step takes `optimizer.batch` pairs over all processes; each makes its own part of them.
+    A step uses `optimizer.batch` pairs of all processes together; each makes its own part.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class BatchStream:
         self.total, self.share = total, total // processes
         self.offset = rank * self.share
         self.pinned = pinned
-        self.waited = 0.0  # seconds that the consumer spent waiting
+        self.waited = 0.0  # seconds that the training has waited for data
         workers = source.config.compute.workers
         self._pool = ThreadPoolExecutor(workers, 'pairs') if workers else None
         self._ahead: deque[Future[Batch]] = deque()
@@ -131,7 +131,7 @@ class BatchStream:
                 step = self.step + len(self._ahead)
                 self._ahead.append(self._pool.submit(self._make, step))
             batch = self._ahead.popleft().result()
-            # The next one is ordered now, not when it is needed.
+            # Start the next batch now, not when it is needed.
             step = self.step + 1 + len(self._ahead)
             self._ahead.append(self._pool.submit(self._make, step))
         self.step += 1

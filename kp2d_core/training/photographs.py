@@ -17,13 +17,13 @@ from kp2d_core.errors import FileError
 from kp2d_core.images import MINIMUM_SIDE, Image, find_images, read_image, size_of
 
 Entry = Path | Image  # a file, or a frame that is already in memory
-SHORT_SIDE = 720  # pixels; larger frames are shrunk, as all of them are kept in memory
+SHORT_SIDE = 720  # pixels; larger frames are shrunk because all stay in memory
 
 
 class Photographs(Sequence[Image]):
-    """RGB images by number, at most `short_side` pixels high or wide, whichever is less.
+    """RGB images by number, with a shorter side of at most `short_side` pixels.
 
-    One that cannot be read is named once and replaced by the next one that can.
+    An unreadable image is reported once and replaced by the next readable one.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Photographs(Sequence[Image]):
         self._kept: dict[int, Image] = {}
         self._room = cache_gb * 1e9
         self._lock = threading.Lock()
-        self[0]  # at least one is usable, or this says so
+        self[0]  # raises an error if no image is usable
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -88,7 +88,7 @@ def shrink_to(image: Image, short_side: float) -> Image:
 
 
 def find_photographs(paths: Sequence[Path]) -> list[Path]:
-    """The image files in these folders; FileError for a path that is not there, or none at all."""
+    """Find the images in folders; raise FileError if a path is missing or there are no images."""
     for path in paths:
         if not path.exists():
             raise FileError(f'there is no folder or file {path}')
@@ -99,7 +99,7 @@ def find_photographs(paths: Sequence[Path]) -> list[Path]:
 
 
 def split(entries: Sequence[Entry], held_out: int, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """Entries to train on, and `held_out` others, at most a fifth of all, to validate on."""
+    """Split entries: those to train on, and `held_out` (at most a fifth) to validate on."""
     held_out = min(held_out, len(entries) // 5)
     order = np.random.default_rng([seed, 2]).permutation(len(entries))
     chosen = set(order[:held_out].tolist())
@@ -116,7 +116,7 @@ def digest(entries: Sequence[Entry]) -> str:
 def find_entries(
     paths: Sequence[Path], *, topic: str | None = None, seconds: float = 0.5
 ) -> list[Entry]:
-    """Image files of folders, and frames of bags that are at least `seconds` apart."""
+    """Find the images in folders and the frames in bags, at least `seconds` apart."""
     bags = [path for path in paths if is_bag(path)]
     if topic is not None and not bags:
         raise ValueError(f'--topic {topic} is for bags, and --data has none')
@@ -132,7 +132,7 @@ def find_entries(
 
 
 def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> list[Image]:
-    """RGB frames of a topic (None: every image topic), at least `seconds` apart."""
+    """Read the RGB frames of a topic (None: every image topic), at least `seconds` apart."""
     frames: list[Image] = []
     damaged: list[str] = []
     with open_bag(path) as reader:
@@ -143,7 +143,7 @@ def read_frames(path: Path, topic: str | None = None, seconds: float = 0.5) -> l
                 continue
             try:
                 frames.append(_prepare(decode_image(reader, connection, data)))
-            except Exception as error:  # a damaged message makes the reader throw anything
+            except Exception as error:  # the reader may raise anything for a damaged message
                 damaged.append(str(error) or type(error).__name__)
                 continue
             due[connection.topic] = time + int(seconds * 1e9)
@@ -158,7 +158,7 @@ def _whole_messages(reader: Any, connections: list[Any], path: Path) -> Iterator
     """Yield the messages up to the damage in the file, such as after a power failure."""
     try:
         yield from reader.messages(connections)
-    except Exception as error:  # each storage has errors of its own
+    except Exception as error:  # each storage raises its own errors
         print(f'{path} is damaged, used up to there: {error}', file=sys.stderr)
 
 

@@ -1,11 +1,11 @@
 """Losses for keypoints that are distinct and precise, with calibrated scores and sigmas.
 
-Not of the paper. A cell owns the point that lies in it, or just beyond its border; what several
-cells find is one place and should score once. The score is the probability that a point is found
-again: that in the other view a point lies within `found_distance` pixels of it, and that its
-descriptor tells it from all others there. Sigma is the error of its location.
+They are not in the paper. A cell owns a point that lies inside the cell or just outside it. If
+several cells find the same place, only its owner should score. The score is the probability that
+the point is found again: a point of the other view lies within `found_distance` pixels of it, and
+its descriptor is the nearest. Sigma is the expected error of the location.
 
-B pairs, N cells (points) in each view, `rows` x `columns` of them.
+There are B pairs with N cells (points) per view, `rows` x `columns`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from kp2d_core.training.losses import (
     teaching_loss,
 )
 
-BLOCK = 2  # one point of each BLOCK x BLOCK cells has its descriptor compared with all others
-CLEAR = 3.0  # px, beyond which an error says nothing of how exact a right location is
+BLOCK = 2  # one point per BLOCK x BLOCK cells is used for the descriptor loss
+CLEAR = 3.0  # px; a larger error is a wrong partner and tells nothing about sigma
 
 
 class ViewPoints(NamedTuple):
     """The points of one view of each pair."""
 
     scores: Tensor  # (B, N)
-    coarse: Tensor  # (B, N, 2) as the location head has them
+    coarse: Tensor  # (B, N, 2) before the refinement
     points: Tensor  # (B, N, 2) refined
     sigma: Tensor  # (B, N) px
     descriptors: Tensor  # (B, D, h, w)
-    owned: Tensor  # (B, N) the cell's own, and not in the border ring
+    owned: Tensor  # (B, N) owned by the cell, and not in the border ring
 
 
 class Lesson(NamedTuple):
@@ -51,7 +51,7 @@ class Lesson(NamedTuple):
 
     source: Tensor  # (B, D, h, w)
     target: Tensor
-    pinned: bool  # how the teacher's map lies on the image (`Architecture.pinned`)
+    pinned: bool  # `Architecture.pinned` of the teacher
 
     def reversed(self) -> Lesson:
         return Lesson(self.target, self.source, self.pinned)
@@ -65,7 +65,7 @@ def place_loss(
     config: LossConfig,
     lesson: Lesson | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum over both directions, and each part (detached) under its name."""
+    """Return the weighted sum over both directions, and each part (detached) by name."""
     rows, columns = source.scores.shape[-2:]
     size = (cell * rows, cell * columns)
     views = [flatten_view(maps, cell, config.own_margin) for maps in (source, target)]
@@ -131,7 +131,7 @@ def one_way(
     coarse_apart, _ = nearest_point(coarse, target.coarse, cells, cell)
     coarse_near = visible & (coarse_apart.detach() < config.match_distance)
 
-    # Descriptors: too many to compare all with all, and neighbours are nearly the same anyway.
+    # There are too many descriptors to compare all, and neighbours are nearly the same.
     chosen = one_of_each_block(torch.where(source.owned & visible, source.scores, -1.0), cells)
     seen, places = take(visible, chosen), take(warped.detach(), chosen)
     points = take(source.points.detach(), chosen)
@@ -184,7 +184,7 @@ def one_way(
 def nearest_point(
     places: Tensor, points: Tensor, cells: tuple[int, int], cell: int
 ) -> tuple[Tensor, Tensor]:
-    """Distance to, and index of, the nearest point of the 3 x 3 cells around each place."""
+    """Find the nearest point in the 3x3 cells around each place; return distance and index."""
     rows, columns = cells
     with torch.no_grad():
         around = torch.tensor([-1, 0, 1], device=places.device)
@@ -198,7 +198,7 @@ def nearest_point(
 
 
 def kept_points(view: ViewPoints, cells: tuple[int, int], config: LossConfig) -> Tensor:
-    """(B, N, 2): the points that a detector keeps; the others are far away."""
+    """Return the points (B, N, 2), moving those that a detector would drop far away."""
     eligible = view.owned & distinct(view, cells, config.copy_distance)
     scores = torch.where(eligible, view.scores.detach(), -1.0)
     least = scores.topk(max(1, round(config.kept_share * scores.shape[1])), dim=1).values[:, -1:]
@@ -207,7 +207,7 @@ def kept_points(view: ViewPoints, cells: tuple[int, int], config: LossConfig) ->
 
 
 def distinct(view: ViewPoints, cells: tuple[int, int], radius: float) -> Tensor:
-    """(B, N): points without a better one of a neighbouring cell within `radius` pixels."""
+    """Mark points (B, N) without a better point of a neighbouring cell within `radius` pixels."""
     shape = (-1, *cells)
     scores = view.scores.detach().reshape(shape)
     x, y = (view.points.detach()[..., axis].reshape(shape) for axis in (0, 1))
@@ -223,7 +223,7 @@ def distinct(view: ViewPoints, cells: tuple[int, int], radius: float) -> Tensor:
 
 
 def one_of_each_block(scores: Tensor, cells: tuple[int, int]) -> Tensor:
-    """Indices (B, N / 4): one cell per block, half of the time the best, else a random one."""
+    """Choose one cell per block (B, N / 4): the best half of the time, else a random one."""
     rows, columns = cells
     numbers = torch.arange(rows * columns, device=scores.device).reshape(rows, columns)
     numbers = numbers[: rows // BLOCK * BLOCK, : columns // BLOCK * BLOCK]
@@ -237,20 +237,20 @@ def one_of_each_block(scores: Tensor, cells: tuple[int, int]) -> Tensor:
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
-    """values (B, N) or (B, N, C) at index (B, M)."""
+    """Take values (B, N) or (B, N, C) at index (B, M)."""
     if values.dim() == 2:
         return values.gather(1, index)
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def inside(places: Tensor, size: tuple[int, int], margin: float) -> Tensor:
-    """Which places lie in an image of (height, width), not within `margin` px of its edge."""
+    """Mark places inside an image of (height, width), at least `margin` px from its edge."""
     edge = vector(size[1] - 1 - margin, size[0] - 1 - margin, places)
     return ((places > margin) & (places < edge)).all(-1)
 
 
 def invert(matrices: Tensor, size: tuple[int, int]) -> Tensor:
-    """Target to source, of positive depth at the place where the source's middle is seen."""
+    """Invert homographies; the depth is positive where the centre of the source is seen."""
     height, width = size
     middle = vector((width - 1) / 2, (height - 1) / 2, matrices).expand(len(matrices), 1, 2)
     seen = F.pad(warp_tensor(middle, matrices), (0, 1), value=1.0)

@@ -1,4 +1,4 @@
-"""Recipes: YAML files that give what differs from the paper or from another recipe, its `base`.
+"""Recipes: YAML files with the differences from the paper or from another recipe, the `base`.
 
 `--set a.b=c` changes single values; `format_config` writes all of them with their meaning.
 """
@@ -18,12 +18,12 @@ from kp2d_core.errors import FileError
 from kp2d_core.files import read_text
 from kp2d_core.training.config import TrainingConfig
 
-LARGEST = 1e9  # of any number in a recipe
-MOST_BASES = 10  # of a recipe, one upon the other
+LARGEST = 1e9  # limit of any number in a recipe
+MOST_BASES = 10  # limit of the chain of bases
 
 
 def load_config(path: str | Path) -> TrainingConfig:
-    """Read a recipe; a value that neither it nor its base gives is the paper's."""
+    """Read a recipe; values that neither it nor its base gives are those of the paper."""
     try:
         return config_from_dict(_read(Path(path), MOST_BASES))
     except ValueError as error:
@@ -31,7 +31,7 @@ def load_config(path: str | Path) -> TrainingConfig:
 
 
 def _read(path: Path, bases: int) -> Any:
-    """The values of a file over those of its base: the name of a recipe, or a file beside it."""
+    """Read the values of a file and its base: the name of a recipe, or a file next to it."""
     values = _modernised(parse_yaml(read_text(path)) or {})
     if not isinstance(values, dict) or 'base' not in values:
         return values
@@ -51,9 +51,9 @@ def _merged(base: Any, values: Any) -> Any:
 
 
 def _modernised(values: Any) -> Any:
-    """Older recipes and states, where noise was one number and perspective a share of the crop.
+    """Convert older recipes and states, whose noise was one number, the upper end of a range.
 
-    Their noise was drawn from 0 to that number.
+    Their perspective was relative to the crop.
     """
     try:
         most = number(values['photometric']['noise'], 'noise')
@@ -65,7 +65,7 @@ def _modernised(values: Any) -> Any:
                 share = number(crop, 'crop') * number(perspective, 'perspective')
                 pairs[kind] = pairs[kind] | {'perspective': share}
     except (AttributeError, LookupError, TypeError, ValueError):
-        return values  # of today, or wrong: `_build` says in what way
+        return values  # current, or wrong, which `_build` reports
     return values | {'photometric': photometric, 'pairs': pairs}
 
 
@@ -75,9 +75,9 @@ def config_from_dict(values: Any) -> TrainingConfig:
 
 
 def format_config(config: TrainingConfig) -> str:
-    """The whole configuration as a recipe: each value, its meaning, and the paper's if it differs.
+    """Format all settings as a recipe: each value, its meaning, and the paper's if it differs.
 
-    It is YAML that `load_config` reads.
+    The result is YAML that `load_config` reads.
     """
     return '\n'.join(_lines(config, TrainingConfig(), '')) + '\n'
 
@@ -131,9 +131,9 @@ def _assign(config: Any, names: list[str], value: Any, prefix: str) -> Any:
 
 
 def _build(wanted: Any, value: Any, path: str, given: Any = None) -> Any:
-    """`value` as the wanted type, or a ValueError that names the setting.
+    """Convert `value` to the wanted type; raise a ValueError that names the setting.
 
-    Of a group, `given` has the settings that the value does not name.
+    For a group, `given` holds the settings that the value does not name.
     """
     if is_dataclass(wanted):
         if not isinstance(value, dict):
@@ -161,7 +161,7 @@ def _build(wanted: Any, value: Any, path: str, given: Any = None) -> Any:
     if origin in (Union, types.UnionType):
         return None if value is None else _build(get_args(wanted)[0], value, path)
     if wanted is float and isinstance(value, str):
-        value = _number(value)  # YAML 1.1 reads 1e-3 as text
+        value = _number(value)  # YAML 1.1 reads 1e-3 as a string
     if wanted is float:
         return number(value, path, least=-LARGEST, most=LARGEST)
     if wanted is int:
@@ -199,7 +199,7 @@ def _unknown(path: str, known: list[str]) -> str:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """The file of a name such as 'small', or the path itself."""
+    """Return the file of a recipe such as 'small', or the path itself."""
     path = Path(name_or_path).expanduser()
     if path.is_file():
         return path
@@ -215,7 +215,7 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """By name: those of the source tree, or where colcon or pip installed them."""
+    """Find the recipes by name, in the source tree or where colcon or pip installed them."""
     prefixes = [*os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep), sys.prefix]
     folders = [Path(__file__).parents[2] / 'config' / 'train']
     folders += [Path(p) / 'share' / 'kp2d_ros' / 'config' / 'train' for p in prefixes if p]

@@ -45,13 +45,13 @@ LOSSES = (
     'sigma',
     'teaching',
 )  # those that are drawn
-DRAW_EVERY = 60.0  # seconds, at most: a drawing takes one of them
+DRAW_EVERY = 60.0  # seconds at least: a drawing takes a second
 SHOWN = 150  # keypoints in each image
 CORRECT = 3.0  # px
 
 
 class Report:
-    """Reports of the first process; the others have none."""
+    """The reports of a run, written by the first process only."""
 
     def __init__(
         self, folder: Path, config: TrainingConfig, progress: Progress, quiet: bool = False
@@ -68,7 +68,7 @@ class Report:
             dynamic_ncols=True,
         )
         self._row: dict[str, Any] = {}  # of the last step
-        self._losses = ''  # as they were last told
+        self._losses = ''  # as last shown
         self._drawn = -math.inf
         self._start_anew()
 
@@ -83,7 +83,7 @@ class Report:
     ) -> None:
         """Record a step; every `log_every` steps, report the means since the last report."""
         for name, value in parts.items():
-            self._sums[name] = self._sums[name] + value.double()  # not read before it is told
+            self._sums[name] = self._sums[name] + value.double()  # read only when it is shown
         self._steps += 1
         self._row = {'step': progress.step, 'minutes': progress.seconds / 60, 'rate': rate}
         if progress.step % self.config.report.log_every == 0:
@@ -124,7 +124,7 @@ class Report:
         self.bar.write(f'step {progress.step}: {text}', file=sys.stderr)
 
     def close(self) -> None:
-        """Write and draw what is left, and close the files."""
+        """Write and draw the rest, and close the files."""
         if self._steps:
             self._log(self._waited)
         draw_curves(self.folder)
@@ -154,7 +154,7 @@ class Report:
             raise FileError(f'cannot write {where}: {error.strerror or error}') from error
 
     def leave_out(self, seconds: float) -> None:
-        """Of the time that the steps took."""
+        """Do not count these seconds as time of the steps."""
         self._since += seconds
 
     def _start_anew(self, waited: float = 0.0) -> None:
@@ -172,13 +172,13 @@ def _open_tensorboard(folder: Path, step: int) -> Any:
 
 
 def _quiet_writer(failure: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes in a thread. What ends it is raised by the next call, and told then."""
+    """Hide an error in the writer thread of TensorBoard: its next call raises it again."""
     if not type(failure.thread).__module__.startswith('tensorboard'):
         threading.__excepthook__(failure)
 
 
 def draw_curves(folder: Path) -> Path | None:
-    """The tables as a figure beside them; None if there is nothing to draw, or no matplotlib."""
+    """Draw the tables as curves next to them; None if they are empty or matplotlib is missing."""
     metrics, validation = read_table(folder / METRICS), read_table(folder / VALIDATION)
     if not metrics:
         return None
@@ -198,12 +198,12 @@ def draw_curves(folder: Path) -> Path | None:
     )
     for axis, (title, rows, names) in zip(figure.subplots(2, 2).flat, panels, strict=True):
         for name in names:
-            known = [row for row in rows if row.get(name)]  # a resumed run may do without
+            known = [row for row in rows if row.get(name)]  # a resumed run may lack it
             steps, values = [int(row['step']) for row in known], [float(r[name]) for r in known]
             axis.plot(steps, values, label=name, marker='.' if len(steps) < 20 else '')
         axis.set(title=title, xlabel='step')
         axis.grid(alpha=0.3)
-        if names:  # beside the curves, where it hides none
+        if names:  # next to the curves, where it hides nothing
             axis.legend(loc='center left', bbox_to_anchor=(1.0, 0.5), frameon=False)
     path = folder / CURVES
     with atomic_write(path) as temporary:
@@ -216,9 +216,9 @@ def _has(rows: Rows, name: str) -> bool:
 
 
 class Table:
-    """A CSV file with a column `step`; rows after the step that a run resumes from are dropped.
+    """A CSV file with a column `step`. A new run starts a new file.
 
-    A new run starts a new file.
+    A resumed run drops the rows after the step that it resumes from.
     """
 
     def __init__(self, path: Path, resume_step: int) -> None:
@@ -250,7 +250,7 @@ class Table:
 
 
 def read_table(path: Path) -> Rows:
-    """All whole rows; none if there is no such file."""
+    """Read all complete rows; none if there is no such file."""
     if not path.is_file():
         return []
     with path.open(newline='', errors='replace') as file:
@@ -265,7 +265,7 @@ def draw_pair(
     second: Image,
     first_to_second: NDArray[np.float64],
 ) -> dict[str, Image]:
-    """By name: the keypoints of both, their score maps, the matches, green if correct."""
+    """Draw keypoints and score maps of both images, and the matches, green if correct."""
     left, right = (
         detector.detect(image, scales=(1,), max_keypoints=SHOWN) for image in (first, second)
     )
@@ -282,7 +282,7 @@ def draw_pair(
 
 @torch.inference_mode()
 def draw_scores(network: KeyPointNet, image: Image) -> Image:
-    """The score map in colours, blue low and red high, as large as the image."""
+    """Draw the score map at the size of the image, from blue (low) to red (high)."""
     device = next(network.parameters()).device
     prepared = torch.from_numpy(prepare(image)[0])[None].to(device)
     scores = network(normalise(prepared)).scores[0, 0].cpu().numpy()

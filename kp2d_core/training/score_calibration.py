@@ -1,9 +1,9 @@
-"""Calibrate scores to probabilities and sigmas to errors, on pairs that were not trained on.
+"""Calibrate scores to probabilities and sigmas to errors, on held-out pairs.
 
-Training asks whether points of small, strongly warped views are found again. What a user sees are
-whole images and the points that `detect` keeps: there the same scores are right in order, but too
-low or too high. Two numbers put the scores right and one the sigmas; all three go into the bias
-and the weights of the last layer, so no runtime needs to know of them.
+Training uses small, strongly warped views. On whole images and the points that `detect` keeps, its
+scores have the right order but are too low or too high. Two numbers correct the scores and one
+corrects the sigmas. They go into the bias and the weights of the last layer, so no runtime needs
+to know about them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kp2d_core.images import size_of
 from kp2d_core.runtimes.torch import TorchRuntime
 from kp2d_core.views.pairs import ViewPair
 
-MOST_POINTS = 1000  # of an image, as many as the node keeps
-LEAST = 200  # observations, below which nothing is changed
+MOST_POINTS = 1000  # per image, the default of the node
+LEAST = 200  # observations; with fewer, nothing is changed
 SCORE, LOG_SIGMA = 0, 3  # outputs of convDb
 
 
 def calibrate_scores(
     checkpoint: Checkpoint, pairs: Sequence[ViewPair], device: str = 'cpu'
 ) -> Checkpoint:
-    """The same network with calibrated scores and sigmas."""
+    """Return the network with calibrated scores and sigmas."""
     if not checkpoint.architecture.has_sigma:
         return checkpoint
     detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
@@ -69,11 +69,11 @@ def logit(shares: NDArray[np.floating]) -> NDArray[np.float64]:
 def fit_logistic(
     values: NDArray[np.float64], outcomes: NDArray[np.bool_], rounds: int = 30
 ) -> tuple[float, float]:
-    """Slope and offset that make `sigmoid(slope * value + offset)` the share of outcomes.
+    """Fit `sigmoid(slope * value + offset)` to the outcomes; return slope and offset.
 
-    Newton's method on the likelihood. Half an outcome of either kind in the middle of the values
-    keeps it finite where all outcomes are alike. The slope stays positive: the order of scores is
-    not the calibration's to change.
+    Newton's method on the likelihood. Half an outcome of each kind at the mean value keeps it
+    finite if all outcomes are equal. The slope stays positive, so the order of scores does not
+    change.
     """
     x = np.append(values, [values.mean()] * 2)
     y = np.append(outcomes.astype(np.float64), [0.0, 1.0])

@@ -1,4 +1,4 @@
-"""The state of a run in one safetensors file: everything that the next step depends on."""
+"""The state of a run in one safetensors file: everything the next step depends on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMAT = 'kp2d training state'
 
 @dataclass
 class Progress:
-    """Where a run stands. The position in the data is the step."""
+    """The progress of a run. The position in the data is the step."""
 
     step: int = 0
     seconds: float = 0.0  # of training, over all resumed parts
@@ -35,11 +35,11 @@ class Progress:
     validated_step: int = -1
     evaluation: dict[str, float] = field(default_factory=dict)  # of the last validation
     loss_scale: dict[str, float] = field(default_factory=dict)  # of float16
-    steps: int | None = None  # the budget, as it was asked for
+    steps: int | None = None  # the budget, as given
     minutes: float | None = None
     photographs: str = ''  # digest of their names, in order
-    validation: str = ''  # the folder that is validated on
-    data: dict[str, Any] = field(default_factory=dict)  # paths, topic, every: as they were given
+    validation: str = ''  # folder of the validation data
+    data: dict[str, Any] = field(default_factory=dict)  # paths, topic, every, as given
 
 
 def progress_from_json(text: str) -> Progress:
@@ -64,7 +64,7 @@ def save_state(
     optimizers: list[torch.optim.Optimizer],
     average: MovingAverage | None,
 ) -> None:
-    """Write atomically: a crash or a full disk leaves the file that was there."""
+    """Write atomically: a crash or a full disk leaves the previous file."""
     tensors = {f'model.{name}': value for name, value in model.state_dict().items()}
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     for optimizer in optimizers:
@@ -81,14 +81,14 @@ def save_state(
         'config': json.dumps(config.to_dict()),
         'progress': json.dumps(vars(progress)),
     }
-    # Weights may be in channels_last order, which the format does not know.
+    # Weights may be in channels_last order, which the format does not support.
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with atomic_write(path) as temporary:
         temporary.write_bytes(save(tensors, metadata))
 
 
 def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]:
-    """Configuration, progress and tensors of a run."""
+    """Read the configuration, progress and tensors of a run."""
     if not path.is_file() and os.environ.get('RANK', '0') != '0':
         raise FileError(
             f'there is no {path} on this machine: each machine of a resumed run needs a copy of '
@@ -114,7 +114,7 @@ def restore_state(
     optimizers: list[torch.optim.Optimizer],
     average: MovingAverage | None,
 ) -> None:
-    """Put the tensors of `read_state` back to where `save_state` found them."""
+    """Restore the tensors of `read_state`, the inverse of `save_state`."""
     try:
         model.load_state_dict(_under(tensors, 'model.'))
         for optimizer in optimizers:
@@ -138,13 +138,13 @@ def _prefix(optimizer: torch.optim.Optimizer) -> str:
 def _restore_optimizer(
     optimizer: torch.optim.Optimizer, model: TrainingModel, saved: dict[str, Tensor]
 ) -> None:
-    """Restore by parameter name; a parameter that was not trained before starts afresh."""
+    """Restore by parameter name; a parameter that was not trained before starts with no state."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group['params']]
     state: dict[int, dict[str, Tensor]] = {}
     for index, parameter in enumerate(parameters):
         for name, value in _under(saved, f'{names[parameter]}.').items():
-            if value.shape == parameter.shape:  # in the parameter's memory order, as it was
+            if value.shape == parameter.shape:  # restore the memory order of the parameter
                 value = torch.empty_like(parameter).detach().copy_(value)
             state.setdefault(index, {})[name] = value
     groups = optimizer.state_dict()['param_groups']

@@ -1,4 +1,4 @@
-"""Validation: the paper's metrics on pairs that are not trained on."""
+"""Validation: the paper's metrics on held-out pairs."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from kp2d_core.views.photometric import PhotometricConfig
 
 SIZE = (320, 240)
 TOP_K = 300
-# Pairs are made with these in turn, whatever the recipe: runs can be compared.
+# The pairs alternate between these, whatever the recipe, so that runs can be compared.
 HOMOGRAPHIES = {'mild': MILD, 'viewpoint': VIEWPOINT, 'turned': TURNED}
-SHIFT = 4  # px, half a cell: where keypoints that follow the grid are worst
+SHIFT = 4  # px, half a cell: the worst case for keypoints that follow the grid
 SHIFT_PHOTOGRAPHS = 8
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Pairs to validate on: sequences of photographs, or pairs made of one photograph each."""
+    """Validation data: sequences of photographs, or pairs made of one photograph each."""
 
-    pairs: list[ViewPair]  # made pairs, or, of sequences, a few to draw
+    pairs: list[ViewPair]  # made pairs, or a few pairs of the sequences for drawings
     sequences: list[Sequence]
     shifted: list[Image]  # photographs for the shift test
 
     def measure(self, checkpoint: Checkpoint, device: str) -> dict[str, float]:
         """Measure at 320x240 with 300 points; `quality` selects the best weights."""
         detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
-        # The network itself, quickly; the paper's networks as the paper evaluates them.
+        # One scale, for speed; the paper's networks with the paper's protocol.
         radius = 0.0 if checkpoint.architecture.cell == CELL else NMS_RADIUS
         extract = partial(
             detector.detect,
@@ -69,7 +69,7 @@ class Validation:
         return _summary(metrics) | {'shift4': shift[0].localization}
 
     def draw(self, checkpoint: Checkpoint, device: str, count: int) -> dict[str, Image]:
-        """Pictures of the first `count` pairs."""
+        """Draw the first `count` pairs."""
         runtime = TorchRuntime(checkpoint, device=device)
         detector = KeypointDetector(runtime)
         pictures: dict[str, Image] = {}
@@ -82,7 +82,7 @@ class Validation:
 
 
 def make_validation(folder: Path | None, held_out: list[Entry]) -> Validation | None:
-    """On a folder in HPatches layout, on a folder of photographs, or on those held out."""
+    """Use a folder in HPatches layout, a folder of photographs, or the held-out photographs."""
     if folder is not None and is_hpatches(folder):
         sequences = load_sequences(folder)
         return Validation([_last_pair(sequence) for sequence in sequences], sequences, [])
@@ -110,7 +110,7 @@ def is_hpatches(folder: Path) -> bool:
 
 
 def make_pairs(photographs: Photographs) -> list[ViewPair]:
-    """One pair of each photograph, always the same; the light changes as in the paper."""
+    """Make one pair of each photograph, always the same; the light changes as in the paper."""
     made = []
     for number in range(len(photographs)):
         kind = list(HOMOGRAPHIES)[number % len(HOMOGRAPHIES)]
@@ -127,7 +127,7 @@ def _measure_pair(extract: Extract, pair: ViewPair) -> PairResult:
 
 
 def _last_pair(sequence: Sequence) -> ViewPair:
-    """The hardest pair of a sequence, at the size that it is measured at."""
+    """Return the hardest pair of a sequence, at the size of the evaluation."""
     number, homography = max(sequence.homographies.items())
     images = [read_image(sequence.images[n]) for n in (1, number)]
     scaled = rescale(homography, size_of(images[0]), size_of(images[1]), SIZE)

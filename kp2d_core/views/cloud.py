@@ -1,6 +1,6 @@
-"""A world of 3D points with descriptors, and the features that a camera sees of it.
+"""A cloud of 3D points with descriptors, and the features that a camera would find.
 
-No image is rendered and no network runs, so hours of motion are simulated in minutes.
+It renders no image and runs no network, so it simulates hours of motion in minutes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kp2d_core.camera import Camera
 from kp2d_core.features import Features, Float
 from kp2d_core.geometry import Matrix
 
-FAR = 10.0  # m, beyond which nothing is seen
+FAR = 10.0  # m, largest distance of visible points
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points, the most conspicuous first."""
+    """Points in descending order of score."""
 
     points: Matrix  # (N, 3) x right, y down, z forward
     descriptors: Float  # (N, D) unit length

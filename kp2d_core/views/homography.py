@@ -1,4 +1,4 @@
-"""Homographies, always named by direction. Coordinates are pixels, (0, 0) a pixel's centre."""
+"""Random homographies between views, in pixels; (0, 0) is the centre of the top-left pixel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from kp2d_core.checks import setting
 from kp2d_core.geometry import Matrix, Size
 
-UPRIGHT = 45.0  # degrees, either way: what the paper trains
-ROTATION_DRAWS = 20  # until one fits into the target; then the patch is not rotated
+UPRIGHT = 45.0  # degrees in both directions, as in the training of the paper
+ROTATION_DRAWS = 20  # attempts to find a rotation that fits into the target; else none
 
 
 @dataclass(frozen=True)
 class HomographyConfig:
-    """Ranges from which a homography from source to target is sampled."""
+    """The ranges of a random homography from source to target."""
 
     crop: float = setting(0.7, 'the source covers this much of the target before scaling')
     scale: tuple[float, float] = setting((0.8, 1.2), 'then scales by a factor in this range')
@@ -47,11 +47,11 @@ def sample_source_to_target(
 ) -> Matrix:
     """Sample a homography from pixels of the source to pixels of the target, both of `size`.
 
-    Where the source's four corners come to lie in the target is what is drawn: a centred patch of
-    `crop` of the target, made a symmetric trapezium in both directions, scaled, stretched in some
-    direction as a plane is that is seen from aside, rotated, moved.
-    A share of `upright` is rotated by no more than UPRIGHT degrees.
-    With `inside`, they all stay in the target; else up to `shift` pixels from the middle.
+    The positions of the four source corners in the target are drawn. They start as a centred patch
+    of `crop` of the target. The patch becomes a symmetric trapezium in both directions and is then
+    scaled, stretched in a random direction (like an oblique view of a plane), rotated and shifted.
+    A share of `upright` is rotated by at most UPRIGHT degrees. With `inside`, all corners stay in
+    the target; otherwise the patch shifts by up to `shift` pixels from the centre.
     """
     width, height = size
     half = np.array([(width - 1) / 2, (height - 1) / 2])
@@ -93,7 +93,7 @@ def _rotate(points: Matrix, degrees: float) -> Matrix:
 
 
 def _stretch(points: Matrix, ratio: float, direction: float) -> Matrix:
-    """Longer in a direction (degrees), shorter across it, by `ratio` in all; same area."""
+    """Stretch by `ratio` along a direction (degrees) relative to the other; keep the area."""
     along = _rotate(points, -direction) * [np.sqrt(ratio), 1 / np.sqrt(ratio)]
     return _rotate(along, direction)
 

@@ -17,9 +17,9 @@ from kp2d_core.images import Image, Size, resize, size_of
 from kp2d_core.views.homography import HomographyConfig, sample_source_to_target
 from kp2d_core.views.photometric import PhotometricConfig, change_light, sample_shared_colour
 
-ALIASING = 1.2  # photograph pixels per view pixel from which the photograph is shrunk first
+ALIASING = 1.2  # photograph pixels per view pixel above which the photograph is shrunk first
 
-# Shifts are in pixels of a view that is so wide.
+# Shifts are in pixels of a view of this width.
 WIDTH = 320
 MILD = HomographyConfig(1.0, (0.93, 1.07), 9.0, 0.0, 8.0, False)
 VIEWPOINT = HomographyConfig(1.0, (0.7, 1.2), 30.0, 0.25, 30.0, False, 2.5)
@@ -44,7 +44,7 @@ class ViewPair(NamedTuple):
 
 
 class ViewSequence(NamedTuple):
-    """Image 1 and others with the homography from image 1 to them, in pixels."""
+    """Image 1, other images, and the homographies from image 1 to them, in pixels."""
 
     name: str
     reference: Image
@@ -56,10 +56,10 @@ class Framing:
     """The part of a photograph that a pair shows."""
 
     size: Size  # of both views
-    whole: bool = True  # all of it, stretched to the size; else a part, with its proportions
-    short_side: tuple[float, float] = (240.0, 240.0)  # of the photograph, when a part is cut out
+    whole: bool = True  # all of it, stretched to the size; else a part with its aspect ratio
+    short_side: tuple[float, float] = (240.0, 240.0)  # of the photograph, when a part is cropped
     flip: float = 0.0  # share of pairs that are mirrored
-    swap: float = 0.0  # share of pairs whose views change places
+    swap: float = 0.0  # share of pairs whose views are swapped
 
 
 def make_pair(
@@ -91,8 +91,8 @@ def sample_target_view(
 ) -> Matrix:
     """Return the matrix from pixels of the target view to pixels of the photograph.
 
-    If the source is `enlarged` by a factor, the target shows more of the photograph, as far as
-    there is more: else the source would be a blur, as no camera's view from nearby is.
+    If the source is `enlarged`, the target shows more of the photograph, if there is more.
+    Otherwise the source would be blurred, unlike the close view of a camera.
     """
     size = framing.size
     if framing.whole:
@@ -109,9 +109,9 @@ def sample_target_view(
 
 
 def depth_of_centre(source_to_target: Matrix, size: Size) -> float:
-    """What a homography is divided by so that what is seen has a positive depth.
+    """The depth of the image centre: dividing the homography by it makes visible depths positive.
 
-    Not its last entry, the depth of the corner, which may lie behind the camera.
+    Its last entry is the depth of a corner, which may lie behind the camera.
     """
     middle = np.array([(size[0] - 1) / 2, (size[1] - 1) / 2, 1.0])
     return float(source_to_target[2] @ middle)
@@ -120,7 +120,7 @@ def depth_of_centre(source_to_target: Matrix, size: Size) -> float:
 def make_sequences(
     photograph: Image, name: str, size: Size, random: np.random.Generator
 ) -> Iterator[ViewSequence]:
-    """v_NAME: mildly moved, from another viewpoint, turned, zoomed; i_NAME: in another light."""
+    """Make v_NAME (shifted, oblique, rotated and zoomed views) and i_NAME (other light)."""
     if photograph.ndim == 2:
         photograph = np.asarray(cv2.cvtColor(photograph, cv2.COLOR_GRAY2RGB), np.uint8)
     to_photograph = middle_of(size_of(photograph), size)
@@ -130,7 +130,7 @@ def make_sequences(
     for kind in (MILD, VIEWPOINT, TURNED, ZOOMED):
         scaled = replace(kind, shift=kind.shift * size[0] / WIDTH)
         reference_to_view = sample_source_to_target(random, size, scaled)
-        if random.random() < 0.5:  # else no view would be nearer than the reference
+        if random.random() < 0.5:  # otherwise no view would be closer than the reference
             reference_to_view = np.asarray(np.linalg.inv(reference_to_view), np.float64)
         view = render(photograph, to_photograph @ np.linalg.inv(reference_to_view), size)
         moved.append((_in_light(view, STEADY_LIGHT, random), reference_to_view))
@@ -141,7 +141,7 @@ def make_sequences(
 
 
 def middle_of(photograph: Size, size: Size) -> Matrix:
-    """From pixels of the largest view of these proportions, cut out of the middle."""
+    """Matrix from pixels of the largest central crop with this aspect ratio to the photograph."""
     zoom = min(photograph[0] / size[0], photograph[1] / size[1])
     x, y = ((whole - zoom * side) / 2 for whole, side in zip(photograph, size, strict=True))
     return shift_matrix(x, y) @ scale_matrix(zoom, zoom)
@@ -170,7 +170,7 @@ def render(photograph: Image, view_to_photograph: Matrix, size: Size) -> Image:
 
 
 def pixels_per_view_pixel(view_to_photograph: Matrix, size: Size) -> float:
-    """How far apart, in the photograph, neighbouring pixels in the middle of the view are."""
+    """The distance in the photograph between neighbouring pixels at the centre of the view."""
     x, y = (size[0] - 1) / 2, (size[1] - 1) / 2
     u, v, w = view_to_photograph @ np.array([x, y, 1.0])
     jacobian = (

@@ -1,4 +1,4 @@
-"""Changes of light and colour. Everything linear is one 3x4 matrix, applied in one pass."""
+"""Changes of light and colour. All linear changes form one 3x4 matrix, applied in one pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ColourMatrix = NDArray[np.float64]
 
 LUMA = np.array([0.299, 0.587, 0.114])
 GRAY = np.tile(LUMA, (3, 1))
-# Orthonormal axes: the gray diagonal, and two across it, in whose plane the hue turns.
+# Orthonormal axes: the gray diagonal, and two perpendicular ones, in whose plane the hue rotates.
 HUE_AXES = np.array([[1, 1, 1], [2, -1, -1], [0, 1, -1]]) / np.sqrt([[3], [6], [2]])
 
 UNEVEN = 4  # spots of light along each side of an image
@@ -60,7 +60,7 @@ class PhotometricConfig:
 
 @dataclass(frozen=True)
 class SharedColour:
-    """Colour changes that both images of a pair share: shuffled channels, no colour."""
+    """Colour changes that both images of a pair share: shuffled channels, gray."""
 
     matrix: ColourMatrix
 
@@ -107,10 +107,10 @@ def change_light(
 def uneven_light(
     random: np.random.Generator, size: tuple[int, int], most: float
 ) -> NDArray[np.float32]:
-    """Factors (height, width) that vary smoothly, as lamps, shadows and vignetting do."""
+    """Make factors (height, width) that vary smoothly, like lamps, shadows and vignetting."""
     spots = random.standard_normal((UNEVEN, UNEVEN), dtype=np.float32)
     spots *= np.float32(most * random.random())
-    # Not below 0, as a cubic curve of the factors themselves could be.
+    # Interpolated as logarithms: a cubic curve of the factors could fall below 0.
     return np.exp(cv2.resize(spots, size[::-1], interpolation=cv2.INTER_CUBIC))
 
 

@@ -1,7 +1,7 @@
 """Render a 3D scene of textured planar pieces, with exact poses and depth.
 
-Each piece is seen through its own homography, and where several cover a pixel the nearest is seen.
-Inverse depth over a plane is linear in the image, so that even the comparison costs little.
+Each piece is rendered with its own homography. If several pieces cover a pixel, the nearest one is
+visible. The inverse depth of a plane is linear in the image, so the comparison is cheap.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kp2d_core.camera import Camera
 from kp2d_core.geometry import Matrix, scale_matrix
 from kp2d_core.images import Image
 
-NEAR = 0.05  # m, before which nothing is seen
-FINEST = 1.4  # pixels of a photograph to one of the image, beyond which a smaller copy is taken
-_BITS = 4  # of a pixel, in corners
+NEAR = 0.05  # m, closest visible distance
+FINEST = 1.4  # photograph pixels per image pixel above which a smaller copy is used
+_BITS = 4  # fractional bits of the pixel coordinates of corners
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Piece:
     down: Matrix  # (3,)
     texture: Texture
     on_texture: Matrix  # (3, 3) from 0..1 across and down to pixels of the photograph
-    light: float = 1.0  # times the photograph's brightness
+    light: float = 1.0  # factor of the brightness
 
     @cached_property
     def corners(self) -> Matrix:
-        """(4, 3) around."""
+        """The corners (4, 3) in order around the piece."""
         a, d = self.across, self.down
         return self.corner + np.array([0 * a, a, a + d, d])
 
@@ -80,7 +80,7 @@ class Scene:
         return np.asarray(cv2.resize(fine, camera.size, interpolation=cv2.INTER_AREA), np.uint8)
 
     def view_with_depth(self, camera: Camera, pose: Matrix) -> tuple[Image, NDArray[np.float32]]:
-        """Render the image and the depth (z) of each pixel in m; infinite where nothing is."""
+        """Render the image and the depth (z) of each pixel in m, infinite where it is empty."""
         if camera.fisheye or any(camera.distortion):
             raise ValueError('a scene is seen by cameras without distortion only')
         turn, centre = pose[:3, :3], pose[:3, 3]
@@ -88,7 +88,7 @@ class Scene:
         image = np.zeros((camera.height, camera.width, 3), np.uint8)
         inverse_depth = np.zeros((camera.height, camera.width), np.float32)
         ahead = np.flatnonzero((corners[:, :, 2] > NEAR).any(axis=1))
-        # The nearest first: what they hide need not be drawn.
+        # Nearest first: hidden pixels need not be drawn.
         for number in ahead[np.argsort(corners[ahead, :, 2].mean(axis=1))]:
             _draw(self.pieces[number], corners[number], camera, image, inverse_depth)
         with np.errstate(divide='ignore'):
@@ -117,7 +117,7 @@ def _draw(
     # offset / (normal . ray).
     normal = np.cross(corners[1] - corners[0], corners[3] - corners[0])
     offset = float(normal @ corners[0])
-    if abs(offset) < 1e-9:  # seen from the edge
+    if abs(offset) < 1e-9:  # seen edge-on
         return
     slope = normal @ np.linalg.inv(camera.matrix) / offset
     columns, rows = np.arange(x0, x1), np.arange(y0, y1)
@@ -128,7 +128,7 @@ def _draw(
     polygon = np.rint((pixels - (x0, y0)) * (1 << _BITS)).clip(-(2**24), 2**24).astype(np.int32)
     cv2.fillConvexPoly(mask, polygon, 255, lineType=cv2.LINE_8, shift=_BITS)
     behind = inverse_depth[y0:y1, x0:x1]
-    # Two pieces that meet at an edge are equally near there: the first stays.
+    # Two pieces that meet at an edge have the same depth there: the first one stays.
     nearer = (mask > 0) & (inverse > behind * 1.0001)
     if not nearer.any():
         return

@@ -20,12 +20,12 @@ PHOTOGRAPHS = (
     'hubble_deep_field', 'motorcycle_left', 'rocket',
 )  # fmt: skip
 FLOOR, CEILING = 1.3, -1.4  # m below and above the camera
-DENSITY = 160.0  # pixels of a photograph on a metre
+DENSITY = 160.0  # photograph pixels per metre
 SIDE = 2.0  # m, of one piece of a wall
 
 
 def photographs() -> list[Image]:
-    """Load the photographs of scikit-image; FileError if it is not installed."""
+    """Load the photographs of scikit-image; raise FileError if it is not installed."""
     spec = find_spec('skimage')
     folders = (spec.submodule_search_locations or []) if spec is not None else []
     found = [
@@ -77,7 +77,7 @@ def ring(
     builder.ground(-x - 1.5, x + 1.5, z - 1.5, z + 1.5)
     builder.ground(-x - 1.5, -x + 1.5, -z + 1.5, z - 1.5)
     builder.ground(x - 1.5, x + 1.5, -z + 1.5, z - 1.5)
-    # Cupboards along the walls, so that not all is flat.
+    # Cupboards along the walls add relief.
     line = _line(width, depth)
     for along in np.arange(4.0, 2 * (width + depth), 5.0):
         place, heading = _on_line(line, along)
@@ -95,19 +95,19 @@ class Builder:
         self.pieces: list[Piece] = []
 
     def walls(self, corners: Sequence[tuple[float, float]]) -> None:
-        """From floor to ceiling around a polygon of (x, z)."""
+        """Add walls from floor to ceiling along a polygon of (x, z)."""
         for start, end in pairwise([*corners, corners[0]]):
             a, b = (np.array([x, CEILING, z]) for x, z in (start, end))
             self.surface(a, b - a, np.array([0, FLOOR - CEILING, 0]))
 
     def ground(self, x0: float, x1: float, z0: float, z1: float) -> None:
-        """Floor and ceiling."""
+        """Add floor and ceiling."""
         for height, light in ((FLOOR, 0.9), (CEILING, 0.7)):
             across, down = np.array([x1 - x0, 0, 0]), np.array([0, 0, z1 - z0])
             self.surface(np.array([x0, height, z0]), across, down, light)
 
     def box(self, middle: Matrix, half: Matrix, height: float) -> None:
-        """Standing on the floor at (x, z), half as wide and deep as `half`."""
+        """Add a box on the floor, centred at (x, z); `half` is half its width and depth."""
         (x0, z0), (x1, z1) = middle - half, middle + half
         top = FLOOR - height
         corners = [(x0, z0), (x1, z0), (x1, z1), (x0, z1)]
@@ -118,7 +118,7 @@ class Builder:
         self.piece(np.array([x0, top, z0]), across, down, 1.05)
 
     def surface(self, corner: Matrix, across: Matrix, down: Matrix, light: float = 1.0) -> None:
-        """A large one, of pieces of about SIDE."""
+        """Add a large surface, made of pieces of about SIDE."""
         columns, rows = (
             max(1, round(float(np.linalg.norm(edge)) / SIDE)) for edge in (across, down)
         )
@@ -134,7 +134,7 @@ class Builder:
         wide, high = (float(np.linalg.norm(edge)) * DENSITY for edge in (across, down))
         turn = random.uniform(0, 2 * np.pi)
         zoom = random.uniform(0.6, 1.2)
-        # As large as fits: what is beyond a photograph's edge is its mirror image.
+        # As large as fits: beyond the edge, the photograph is mirrored.
         fit = min(1.0, 0.9 * min(width, height) / np.hypot(wide, high) / zoom)
         a = np.array([np.cos(turn), np.sin(turn)]) * wide * zoom * fit
         d = np.array([-np.sin(turn), np.cos(turn)]) * high * zoom * fit
@@ -146,7 +146,7 @@ class Builder:
 
 
 def room_path(count: int, turns: float = 1.0) -> Matrix:
-    """Poses (count, 4, 4), camera to world: around the middle of the room, looking out and in."""
+    """Poses (count, 4, 4), camera to world: around the centre of the room, looking out and in."""
     phase = np.linspace(0, 2 * np.pi * turns, count)
     places = np.stack(
         [1.4 * np.sin(phase), 0.25 * np.sin(2 * phase), 1.1 * np.sin(phase) * np.cos(phase)],
@@ -163,7 +163,7 @@ def ring_path(
 ) -> Matrix:
     """Poses (N, 4, 4) along the corridor of `ring`, a step (m) apart, over a length (m).
 
-    It is 100 m around: what is beyond has been seen before.
+    The ring is 100 m long: beyond that, the camera sees the same places again.
     """
     line = _line(width, depth)
     around = 2 * (width + depth)
@@ -171,7 +171,7 @@ def ring_path(
     places, headings = [], []
     for way in along:
         ahead = [_on_line(line, (way + d) % around)[0] for d in np.linspace(-1.2, 1.2, 9)]
-        place = np.mean(ahead, axis=0)  # corners are taken round
+        place = np.mean(ahead, axis=0)  # rounds off the corners
         front = np.mean([_on_line(line, (way + d) % around)[1] for d in np.linspace(0, 2, 9)], 0)
         places.append([place[0], 0.05 * np.sin(2 * way), place[1]])
         headings.append(np.arctan2(front[0], front[1]))
@@ -194,13 +194,13 @@ def _poses(places: Matrix, headings: Matrix, pitches: Matrix, rolls: Matrix) -> 
 
 
 def _line(width: float, depth: float) -> Matrix:
-    """The corners (5, 2) of the ring's middle line, in (x, z), from the front left onwards."""
+    """The corners (5, 2) of the centre line of the ring, in (x, z), starting at the front left."""
     x, z = width / 2, depth / 2
     return np.array([[-x, -z], [-x, z], [x, z], [x, -z], [-x, -z]])
 
 
 def _on_line(line: Matrix, along: float) -> tuple[Matrix, Matrix]:
-    """(x, z) after so many metres, and the direction there."""
+    """Return the position (x, z) after this many metres, and the direction there."""
     steps = np.diff(line, axis=0)
     lengths = np.abs(steps).sum(axis=1)
     along = along % lengths.sum()
