@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from kp2d_core.architecture import REFINE_RADIUS, REFINE_SPREAD, REFINE_STEPS
+from kp2d_core.geometry import resize_matrix
 from kp2d_core.version import __version__
 
 # Supported by TensorRT since 10.3, OpenVINO and ONNX Runtime.
@@ -109,9 +110,11 @@ def sample_patches(
         scale = w.constant('texels_per_pixel', (size - 1) / (image_size - 1))
         texels = w.add('Mul', [keypoints, scale], 'texels')
     else:  # texels lie in the middle of their pixels; positions beyond the outermost are clamped
-        ratio = size / image_size
+        pixels = shape.image_width, shape.image_height
+        to_map = resize_matrix(pixels, (shape.width, shape.height)).astype(np.float32)
+        ratio, offset = to_map.diagonal()[:2], to_map[:2, 2]
         texels = w.add('Mul', [keypoints, w.constant('texels_per_pixel', ratio)], 'scaled')
-        texels = w.add('Add', [texels, w.constant('half_pixel', ratio / 2 - 0.5)], 'free_texels')
+        texels = w.add('Add', [texels, w.constant('half_pixel', offset)], 'free_texels')
         texels = w.add('Max', [texels, w.scalar('least_texel', 0)], 'low_texels')
         texels = w.add('Min', [texels, w.constant('most_texel', size - 1)], 'texels')
     corner = w.add('Floor', [texels], 'corner')

@@ -14,7 +14,7 @@ from kp2d_core.architecture import (
     REFINE_SPREAD,
     REFINE_STEPS,
 )
-from kp2d_core.geometry import scale_matrix
+from kp2d_core.geometry import resize_matrix, scale_matrix
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -78,9 +78,12 @@ def sample(maps: Tensor, points: Tensor, size: tuple[int, int], *, pinned: bool 
     if pinned:
         grid, padding = to_grid(points, size), 'zeros'
     else:
-        height, width = size
-        grid, padding = (2 * points + 1) / vector(width, height, points) - 1, 'border'
-    values = F.grid_sample(maps, grid[:, :, None], 'bilinear', padding, align_corners=pinned)
+        height, width = maps.shape[-2:]
+        to_map = resize_matrix((size[1], size[0]), (width, height))
+        ratio = vector(to_map[0, 0], to_map[1, 1], points)
+        offset = vector(to_map[0, 2], to_map[1, 2], points)
+        grid, padding = to_grid(points * ratio + offset, (height, width)), 'border'
+    values = F.grid_sample(maps, grid[:, :, None], 'bilinear', padding, align_corners=True)
     return values[..., 0].transpose(1, 2)
 
 
