@@ -29,8 +29,8 @@ COMMANDS: dict[str, str] = {
     'odometry': 'estimate the trajectory of a camera and a map from a recording',
     'bag': 'add keypoints and matches to a ROS 2 bag, as the node publishes them',
     'map': 'reconstruct cameras and points from photographs or a recording, as a COLMAP model',
-    'info': 'show what this machine can run, or what is inside a model file',
-    'import-checkpoint': "turn the KP2D authors' .ckpt into a .safetensors model",
+    'info': 'show what this machine can run, or what a model file contains',
+    'import-checkpoint': 'convert a .ckpt file of the KP2D authors to .safetensors',
 }
 
 # Packages that a small installation lacks, and the extras of setup.py that install them.

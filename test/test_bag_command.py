@@ -182,8 +182,8 @@ def test_parameters_of_the_node(tmp_path, pictures, model, capsys):
     out = tmp_path / 'out'
     for text, complaint in (
         ('track', 'is not NAME:=VALUE'),
-        ('tracks:=true', "'tracks' is no live parameter of the node: "),
-        ('model:=v4', "'model' is no live parameter"),
+        ('tracks:=true', "'tracks' is not a parameter that the node can change while it runs: "),
+        ('model:=v4', "'model' is not a parameter that the node can change"),
         ('track:=3', "track must be a bool, got '3'"),
         ('max_missed:=1000', 'max_missed must be'),
         ('scales:=[1.0, 1.0]', 'scales'),

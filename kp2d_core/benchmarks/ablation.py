@@ -44,32 +44,35 @@ HELD_OUT = 20  # photographs that sequences are made of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         'Train V0 to V4 of the paper at half the width and half the resolution, from random '
-        'weights and for the same time each, and print their table beside that of the paper. If '
+        'weights and for the same time each, and print the results next to those of the paper. If '
         'you stop it, the same command continues.'
     )
     parser.add_argument(
         '--data', type=Path, nargs='+', required=True, metavar='PATH',
-        help='folders of photographs; 20 of the photographs are held out to evaluate on',
+        help='folders of photographs; 20 photographs are held out for the evaluation',
     )  # fmt: skip
     parser.add_argument(
         '--hpatches', type=Path, metavar='FOLDER',
-        help='evaluate on these sequences in HPatches layout too',
+        help='also evaluate on these sequences in HPatches layout',
     )  # fmt: skip
     parser.add_argument(
-        '--minutes', type=real_number(above=0, most=1e9), default=30.0, help='of each run'
+        '--minutes', type=real_number(above=0, most=1e9), default=30.0, help='length of each run'
     )
-    parser.add_argument('--steps', type=positive, help='of each run, instead of --minutes')
-    parser.add_argument('--seeds', type=positive, default=2, help='runs of each variant')
+    parser.add_argument('--steps', type=positive, help='steps of each run, instead of --minutes')
+    parser.add_argument('--seeds', type=positive, default=2, help='number of runs per variant')
     parser.add_argument(
         '--strict', action='store_true',
-        help="take the paper's learning rate and dropout, which stall with 8 pairs per step, "
-        'instead of those of the recipe v4-batch8',
+        help="use the paper's learning rate and dropout instead of those of the recipe v4-batch8; "
+        'with 8 pairs per step, training then stalls',
     )  # fmt: skip
     parser.add_argument(
         '--set', dest='assignments', action='append', default=[], metavar='NAME=VALUE',
         help='change a value of all recipes; may be repeated',
     )  # fmt: skip
-    parser.add_argument('--out', type=Path, default=Path('runs/ablation'), metavar='FOLDER')
+    parser.add_argument(
+        '--out', type=Path, default=Path('runs/ablation'), metavar='FOLDER',
+        help='folder for runs and tables',
+    )  # fmt: skip
     parser.add_argument('--quiet', action='store_true', help='show no progress bars')
 
 

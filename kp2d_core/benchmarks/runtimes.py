@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--cpu-time', action='store_true',
         help='measure CPU time, which other processes hardly affect; best with --threads 1',
     )  # fmt: skip
-    parser.add_argument('--image', type=Path, metavar='FILE', help='photograph to run on')
+    parser.add_argument(
+        '--image', type=Path, metavar='FILE', help='photograph (default: one of scikit-image)'
+    )
     parser.add_argument(
         '--beside', type=Path, nargs='+', default=[], metavar='FILE',
         help='also measure these networks, such as an exported XFeat: ONNX or OpenVINO (.xml)',

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='folders of photographs (default: random noise)',
     )  # fmt: skip
     parser.add_argument('--batch', type=positive, default=8, help='whole images per step')
-    parser.add_argument('--steps', type=positive, default=8, help='steps to measure of each')
+    parser.add_argument('--steps', type=positive, default=8, help='steps of each implementation')
     parser.add_argument('--threads', type=positive, help='CPU threads (default: all cores)')
 
 

@@ -26,7 +26,13 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         present = action.help and '(default' in action.help
         if present or action.default is None or action.default is False or action.default == []:
             return action.help
+        if isinstance(action.default, tuple):
+            return f'{action.help} (default: {" ".join(map(str, action.default))})'
         return super()._get_help_string(action)
+
+
+class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The same for descriptions and examples that are already wrapped."""
 
 
 def size(text: str) -> Size:
@@ -121,6 +127,10 @@ def add_detection_arguments(parser: argparse.ArgumentParser) -> None:
         help='resize images to this size for the network (default: do not resize)',
     )  # fmt: skip
     add_scales_argument(group)
+    add_selection_arguments(group)
+
+
+def add_selection_arguments(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         '--max-keypoints', type=positive, default=1000, metavar='N',
         help='keep at most N keypoints, those with the highest scores',

@@ -11,12 +11,10 @@ from typing import Any
 from kp2d_core.checks import number, parse_yaml
 from kp2d_core.commands.arguments import (
     add_model_arguments,
+    add_selection_arguments,
     load_detector,
-    positive,
-    real_number,
     scales,
 )
-from kp2d_core.detector import MOST_RADIUS, NMS_RADIUS, SCORE_THRESHOLD
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--camera-info', default='', metavar='TOPIC',
-        help='camera_info topic (default: camera_info beside the image topic)',
+        help='camera_info topic (default: camera_info next to the image topic)',
     )  # fmt: skip
     parser.add_argument(
         '--namespace',
@@ -40,24 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--storage',
         choices=('mcap', 'sqlite3'),
-        help='storage of the output (default: as the input)',
+        help='storage of the output (default: that of the input)',
     )
     add_model_arguments(parser)
     group = parser.add_argument_group('detection and tracking')
-    group.add_argument(
-        '--max-keypoints', type=positive, default=1000, metavar='N',
-        help='keep at most N keypoints, those with the highest scores',
-    )  # fmt: skip
-    group.add_argument(
-        '--score-threshold', type=real_number(least=0, most=1), default=SCORE_THRESHOLD,
-        metavar='SCORE', help='keep keypoints with a score above SCORE (default: %(default)g)',
-    )  # fmt: skip
-    group.add_argument(
-        '--nms-radius', type=real_number(least=0, most=MOST_RADIUS), default=NMS_RADIUS,
-        metavar='PX',
-        help='non-maximum suppression: drop a keypoint that lies closer than PX pixels to a '
-        'better one; 0 keeps all (default: %(default)g)',
-    )  # fmt: skip
+    add_selection_arguments(group)
     group.add_argument(
         '--scales', type=scales, default=(1.0,), metavar='A,B,...',
         help='run the network at each of these multiples of the image size (default: 1)',
@@ -99,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         f'{args.output}'
     )
     if not done.calibrated:
-        print('there was no calibrated camera_info: rays are of a nominal focal length')
+        print('no calibrated camera_info: the rays assume a nominal focal length')
     return 1 if done.refused else 0
 
 
@@ -125,7 +110,9 @@ def settings_of(args: argparse.Namespace) -> Any:
             raise ValueError(f"--param '{text[:40]}' is not NAME:=VALUE")
         if entry is None or entry.limits.when != FRAME:
             names = ', '.join(entry.name for entry in TABLE.values() if entry.limits.when == FRAME)
-            raise ValueError(f"'{name[:40]}' is no live parameter of the node: {names}")
+            raise ValueError(
+                f"'{name[:40]}' is not a parameter that the node can change while it runs: {names}"
+            )
         values[name] = _as_type(name, parse_yaml(value), entry.default)
     for name, value in values.items():
         limits = TABLE[name].limits

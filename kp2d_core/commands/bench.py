@@ -8,10 +8,19 @@ import importlib
 from kp2d_core.commands.arguments import HelpFormatter
 
 SUBJECTS = {
-    'runtimes': ('kp2d_core.benchmarks.runtimes', "runtimes, compared with the authors' code"),
-    'train': ('kp2d_core.benchmarks.training', 'a training step'),
-    'ablation': ('kp2d_core.benchmarks.ablation', 'V0 to V4 of the paper, trained and compared'),
-    'node': ('kp2d_ros.benchmark.node', 'the ROS node'),
+    'runtimes': (
+        'kp2d_core.benchmarks.runtimes',
+        "the speed of the runtimes, compared with the authors' code",
+    ),
+    'train': (
+        'kp2d_core.benchmarks.training',
+        'the speed of a training step, compared with a plain implementation',
+    ),
+    'ablation': (
+        'kp2d_core.benchmarks.ablation',
+        'the quality of V0 to V4 of the paper, trained for the same time',
+    ),
+    'node': ('kp2d_ros.benchmark.node', 'latency, throughput and memory of the ROS node'),
 }
 
 
@@ -28,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             module = importlib.import_module(module_name)
         except ImportError:  # not part of this installation
             continue
-        subject = subjects.add_parser(name, help=summary, formatter_class=HelpFormatter)
+        subject = subjects.add_parser(
+            name, help=summary, description=f'Measure {summary}.', formatter_class=HelpFormatter
+        )
         module.add_arguments(subject)
         subject.set_defaults(measure=module.run)
 

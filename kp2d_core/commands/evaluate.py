@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from kp2d_core.commands.arguments import (
+    RawHelpFormatter,
     add_scales_argument,
     positive,
     real_number,
@@ -54,7 +55,7 @@ docs/evaluation.md."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = RawHelpFormatter
     methods = parser.add_argument_group('what to evaluate')
     methods.add_argument(
         '--model', nargs='+', action='extend', metavar='MODEL',
@@ -116,8 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     data.add_argument(
         '--found-within', type=real_number(above=0), default=FOUND, metavar='PX',
-        help='a point counts as found again within this distance in pixels, in the test of how '
-        'well scores predict it (default: %(default)g)',
+        help='for the reliability of scores, a point counts as found again within PX pixels '
+        '(default: %(default)g)',
     )  # fmt: skip
     data.add_argument(
         '--seeds', type=positive, default=1, metavar='N',
@@ -159,7 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '(default: %(default)s)',
     )  # fmt: skip
     output.add_argument(
-        '--markdown', action='store_true', help='print the tables of metrics alone, as Markdown'
+        '--markdown', action='store_true', help='print only the tables of metrics, as Markdown'
     )
     output.add_argument('--json', type=Path, metavar='FILE', help='write all figures to a file')
     output.add_argument(

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--variant', choices=('v0', 'v1', 'v2', 'v3', 'v4'),
-        help="variant of the network (default: as in the file's own configuration)",
+        help='variant of the network (default: that of the file)',
     )  # fmt: skip
 
 

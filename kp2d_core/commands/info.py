@@ -12,11 +12,10 @@ from kp2d_core.evaluation.tables import EXPLANATIONS
 from kp2d_core.version import __version__
 
 VALIDATION = (
-    'validation, the last of its training, on pairs that it was not trained on; 320x240, the '
-    'best 300 points, one scale:'
+    'last validation of the training, on held-out pairs (320x240, the best 300 points, one scale):'
 )
 FIGURES = EXPLANATIONS | {
-    'quality': 'mean of repeatability, mscore and auc3, by which the best weights are chosen',
+    'quality': 'mean of repeatability, mscore and auc3, which selects the best weights',
     'shift4': 'mean distance in px of points found again after a shift of 4 px; lower is better',
 }
 
@@ -32,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe_machine() -> str:
     lines = [f'kp2d {__version__}, Python {platform.python_version()}, {platform.machine()}']
-    lines += ['', 'models that ship:']
+    lines += ['', 'shipped models:']
     for name in shipped_models():
         checkpoint = load_checkpoint(find_checkpoint(name))
         lines.append(f'  {name:10} {_summary(checkpoint)}')

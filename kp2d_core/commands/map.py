@@ -11,6 +11,7 @@ from tqdm import tqdm
 from kp2d_core.bags import is_bag
 from kp2d_core.camera import Camera
 from kp2d_core.commands.arguments import (
+    RawHelpFormatter,
     add_detection_arguments,
     add_model_arguments,
     detection_options,
@@ -44,7 +45,7 @@ The folder then contains cameras.bin, images.bin, points3D.bin, points3D.ply and
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = RawHelpFormatter
     parser.add_argument('images', nargs='+', metavar='IMAGES', help='photographs or a recording')
     parser.add_argument(
         '-o', '--output', type=Path, required=True, metavar='DIR', help='folder to write'

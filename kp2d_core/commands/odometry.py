@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kp2d_core.commands.arguments import (
+    RawHelpFormatter,
     add_detection_arguments,
     add_model_arguments,
     detection_options,
@@ -62,7 +63,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = RawHelpFormatter
     parser.add_argument('recording', metavar='RECORDING', help='recording to process; see above')
     parser.add_argument(
         '-o', '--output', type=Path, metavar='FILE.tum',

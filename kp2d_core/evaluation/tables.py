@@ -28,21 +28,21 @@ TITLES = {
     'matches': 'Matches',
 }
 EXPLANATIONS = {
-    'repeatability': 'share of points that both images see and that are found again within 3 px',
-    'localization': 'mean distance in px of those found again; lower is better',
+    'repeatability': 'share of the points visible in both images that are found again within 3 px',
+    'localization': 'mean distance in px of the points found again; lower is better',
     'cor1': 'share of homographies with a mean corner error of at most 1 px',
     'cor3': 'share of homographies with a mean corner error of at most 3 px',
     'cor5': 'share of homographies with a mean corner error of at most 5 px',
-    'mscore': 'share of nearest-descriptor matches that are within 3 px of the truth',
-    'right': 'mutual matches within 3 px of the truth, of the best points, mean over the pairs',
-    'error': 'median error in px of all right matches of all pairs; lower is better',
-    'copies': 'share of the best points, before suppression, within 2 px of a better one',
-    'auc1': 'area under the curve of homographies within an error, up to 1 px',
-    'auc3': 'area under the curve of homographies within an error, up to 3 px',
-    'auc5': 'area under the curve of homographies within an error, up to 5 px',
+    'mscore': 'share of nearest-descriptor matches within 3 px of the truth',
+    'right': 'correct mutual matches (within 3 px of the truth), mean over the pairs',
+    'error': 'median error in px of all correct matches of all pairs; lower is better',
+    'copies': 'share of the best points within 2 px of a better one, before suppression',
+    'auc1': 'area under the curve of homographies by corner error, up to 1 px',
+    'auc3': 'area under the curve of homographies by corner error, up to 3 px',
+    'auc5': 'area under the curve of homographies by corner error, up to 5 px',
     'precision': 'share of mutual matches within 3 px of the truth',
-    'inlier_ratio': "RANSAC's inliers over mutual matches",
-    'matches': 'mutual matches',
+    'inlier_ratio': 'share of mutual matches that are inliers of RANSAC',
+    'matches': 'number of mutual matches',
 }
 LOWER_IS_BETTER = ('localization', 'error', 'copies')
 COLUMNS = (*METRICS, *PLACE_METRICS)
