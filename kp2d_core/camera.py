@@ -50,7 +50,7 @@ class Camera:
             raise ValueError('the calibration holds NaN or infinity')
         k = self.intrinsics
         if len(k) != 9 or k[0] <= 0 or k[4] <= 0 or any(k[i] for i in (3, 6, 7)) or k[8] != 1.0:
-            raise ValueError(f'the K of the calibration is no camera matrix: {list(k)}')
+            raise ValueError(f'the K of the calibration is not a camera matrix: {list(k)}')
         side = max(self.width, self.height, 1)
         if not all(side / FOCAL_RANGE < k[i] < side * FOCAL_RANGE for i in (0, 4)):
             raise ValueError(
@@ -61,7 +61,7 @@ class Camera:
             raise ValueError(f'the K of the calibration has its centre far outside: {list(k)}')
         turn = np.reshape(self.rotation, (3, 3))
         if np.abs(turn @ turn.T - np.eye(3)).max() > 0.01:
-            raise ValueError(f'the R of the calibration is no rotation: {list(self.rotation)}')
+            raise ValueError(f'the R of the calibration is not a rotation: {list(self.rotation)}')
         if self.model not in MODELS:
             names = ', '.join(name for name in MODELS if name)
             raise ValueError(f'the distortion model {shown(self.model)} is not one of {names}')

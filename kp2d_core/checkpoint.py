@@ -57,7 +57,9 @@ def check_weights(weights: Weights, architecture: Architecture) -> None:
         raise FileError(f'{len(missing)} weights are missing, the first is {missing[0]}')
     foreign = sorted(set(weights) - set(expected))
     if foreign:
-        raise FileError(f'{len(foreign)} weights are not of this network, first {foreign[0]}')
+        raise FileError(
+            f'{len(foreign)} weights do not belong to this network, the first is {foreign[0]}'
+        )
     for name, shape in expected.items():
         if weights[name].shape != shape:
             raise FileError(

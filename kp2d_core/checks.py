@@ -80,7 +80,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse a document without infinities; raise ValueError for anything else."""
 
     def refuse(constant: str) -> None:
-        raise ValueError(f'{constant} is not a number that JSON has')
+        raise ValueError(f'{constant} is not a JSON number')
 
     _check_length(text)
     try:
@@ -101,7 +101,7 @@ def parse_yaml(text: str) -> Any:
     except (RecursionError, OverflowError, TypeError, AttributeError) as error:
         # For example a key that is a list, a date in the year 0, thousands of nested lists.
         reason = 'it is nested too deep' if isinstance(error, RecursionError) else error
-        raise ValueError(f'it is not YAML that can be used: {reason}') from None
+        raise ValueError(f'it is not usable YAML: {reason}') from None
 
 
 def shown(value: Any) -> str:

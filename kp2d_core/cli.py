@@ -80,7 +80,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"{error.name} is not installed: pip install 'kp2d_ros[{EXTRAS[error.name]}]'"
     if isinstance(error, MemoryError):
-        return 'there is not enough memory: take smaller images, or fewer at once'
+        return 'there is not enough memory: use smaller images, or fewer at once'
     if isinstance(error, OSError) and error.strerror:
         name = str(error.filename or '')
         name = name if len(name) < 300 else f'{name[:100]}...{name[-100:]}'

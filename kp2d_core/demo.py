@@ -79,7 +79,7 @@ def photograph(name: str) -> Image:
     try:
         from skimage import data
     except ImportError:
-        raise SystemExit("its photographs are scikit-image's: pip install scikit-image") from None
+        raise SystemExit('the demo needs scikit-image: pip install scikit-image') from None
 
     image = getattr(data, name)()
     return np.asarray(image if image.ndim == 3 else np.stack([image] * 3, axis=2), np.uint8)

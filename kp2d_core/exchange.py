@@ -77,7 +77,7 @@ def _read_pairs(path: Path, names: Sequence[str]) -> Iterator[Pair]:
             raise FileError(f'line {number} of {path} must hold two names of images')
         for word in words:
             if word not in indices:
-                raise FileError(f'line {number} of {path}: {word} is none of the images')
+                raise FileError(f'line {number} of {path}: {word} is not one of the images')
         yield indices[words[0]], indices[words[1]]
 
 

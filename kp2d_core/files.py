@@ -115,7 +115,7 @@ def sole_use(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f'another process is at work in {folder}') from None
+            raise ValueError(f'another process is using {folder}') from None
         except OSError:  # not every file system has locks
             pass
         yield

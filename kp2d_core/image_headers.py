@@ -32,9 +32,9 @@ def declared_size(data: bytes) -> Size:
             except (struct.error, IndexError, ValueError):
                 raise HeaderError('its header is cut short') from None
             if width < 1 or height < 1:
-                raise HeaderError(f'its header says {width}x{height} pixels')
+                raise HeaderError(f'its header claims {width}x{height} pixels')
             return width, height
-    raise HeaderError('it does not begin as an image of a known format does')
+    raise HeaderError('it does not begin like an image of a known format')
 
 
 def _png(data: bytes) -> Size:

@@ -315,8 +315,8 @@ def rows_of(message: Any, count: int, used: int) -> Image:
     step = message.step
     if step < used:
         raise ValueError(
-            f'the step of a {message.width} px wide {message.encoding} image is at least {used} '
-            f'bytes, not {step}'
+            f'the step of a {message.encoding} image of {message.width} pixels must be at least '
+            f'{used} bytes, got {step}'
         )
     if count * step > MAXIMUM_BYTES:
         raise ValueError(f'the image claims {count} rows of {step} bytes: too large')
@@ -324,7 +324,7 @@ def rows_of(message: Any, count: int, used: int) -> Image:
     # The last row may end before its padding.
     needed = (count - 1) * step + used
     if len(data) < needed:
-        raise ValueError(f'the image has {len(data)} bytes of data where {needed} are needed')
+        raise ValueError(f'the image has {len(data)} bytes of data but needs {needed}')
     return np.ndarray((count, used), np.uint8, data, 0, (step, 1))
 
 

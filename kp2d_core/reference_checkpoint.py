@@ -192,7 +192,7 @@ def _check_steps(file: io.BytesIO) -> None:
         if name == 'MEMOIZE' or name.endswith('PUT'):
             number = len(memo) if name == 'MEMOIZE' else int(value or 0)
             if not 0 <= number <= count:
-                raise FileError('its objects are not numbered one after the other')
+                raise FileError('its objects are not numbered consecutively')
             memo[number] = stack[-1]
         elif name.endswith('GET'):
             stack.append(memo[int(value or 0)])
@@ -249,7 +249,7 @@ def _read_zip(data: bytes) -> Any:
                 storage = storages[key] = _Storage(dtype, count)
                 name = f'{folder}data/{key}'
                 if archive.getinfo(name).file_size != storage.size:
-                    raise FileError('a tensor is not as large as it says')
+                    raise FileError('a tensor does not have its stated size')
                 if sum(each.size for each in storages.values()) > len(data):
                     raise FileError('its tensors are larger than the file')
                 storage.fill(archive.read(name))
@@ -269,7 +269,7 @@ def _read_stream(data: bytes) -> Any:
     if _load(file, _no_storage) != _STREAM_MAGIC:
         raise FileError('torch did not write it')
     if _load(file, _no_storage) != _STREAM_PROTOCOL:
-        raise FileError('it is in a format of torch that is not known')
+        raise FileError('it is in an unknown format of torch')
     _load(file, _no_storage)  # the writing machine's word sizes
     content = _load(file, load_storage)
     for key in _load(file, _no_storage):
@@ -294,7 +294,7 @@ def _architecture(content: dict[str, Any]) -> Architecture:
     try:
         params = content['config']['model']['params']
     except (KeyError, TypeError):
-        raise FileError('it has no configuration: say which with --variant v0 ... v4') from None
+        raise FileError('it has no configuration: give --variant v0 ... v4') from None
     net_type = params.get('keypoint_net_type', 'KeypointNet')
     if net_type != 'KeypointNet':
         raise FileError(f'its network is a {shown(net_type)}, only KeypointNet can be imported')

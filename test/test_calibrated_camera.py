@@ -107,13 +107,13 @@ def test_bearings_are_rectified():
     ('change', 'sentence'),
     [
         ({'k': (np.nan, 0, 0, 0, 1, 0, 0, 0, 1)}, 'NaN'),
-        ({'k': (-5.0, 0, 0, 0, 1, 0, 0, 0, 1)}, 'no camera matrix'),
-        ({'k': (100.0, 100, 0, 100, 100, 0, 0, 0, 1)}, 'no camera matrix'),  # singular
-        ({'k': (100.0, 0, 80, 0, 100, 60, 0.1, 0, 1)}, 'no camera matrix'),
+        ({'k': (-5.0, 0, 0, 0, 1, 0, 0, 0, 1)}, 'not a camera matrix'),
+        ({'k': (100.0, 100, 0, 100, 100, 0, 0, 0, 1)}, 'not a camera matrix'),  # singular
+        ({'k': (100.0, 0, 80, 0, 100, 60, 0.1, 0, 1)}, 'not a camera matrix'),
         ({'k': (1e-5, 0, 80, 0, 1e-5, 60, 0, 0, 1)}, 'cannot be that of 160x120 images'),
         ({'k': (1e9, 0, 80, 0, 1e9, 60, 0, 0, 1)}, 'cannot be that of'),
         ({'k': (100.0, 0, 1e9, 0, 100, 60, 0, 0, 1)}, 'far outside'),
-        ({'r': (1.0,) * 9}, 'no rotation'),
+        ({'r': (1.0,) * 9}, 'not a rotation'),
         ({'d': (0.1, np.inf, 0, 0, 0)}, 'infinity'),
         ({'d': (0.1, 0.2)}, '2 coefficients'),
         ({'distortion_model': 'magic'}, "'magic' is not one of none, plumb_bob"),

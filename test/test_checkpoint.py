@@ -81,7 +81,7 @@ def test_foreign_safetensors(path):
     ('change', 'message'),
     [
         (lambda w: w.pop('convDb.bias'), 'missing.*convDb.bias'),
-        (lambda w: w.update(extra=np.zeros(1, np.float32)), 'not of this network.*extra'),
+        (lambda w: w.update(extra=np.zeros(1, np.float32)), 'not belong to this network.*extra'),
         (
             lambda w: w.update({'convDb.bias': np.zeros(2, np.float32)}),
             r'convDb.bias has shape \(2,\)',

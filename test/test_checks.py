@@ -62,8 +62,8 @@ def test_what_is_no_number_is_named(value, message):
 @pytest.mark.parametrize(
     ('text', 'message'),
     [
-        ('{"a": Infinity}', 'Infinity is not a number'),
-        ('{"a": [NaN]}', 'NaN is not a number'),
+        ('{"a": Infinity}', 'Infinity is not a JSON number'),
+        ('{"a": [NaN]}', 'NaN is not a JSON number'),
         ('{"a": 1e400}', 'inf is not a finite number'),
         (f'[{HUGE}]', 'too large a number'),
         ('[' * 100_000, 'nested too deep'),

@@ -135,7 +135,7 @@ def test_sigmas_reach_the_figures_the_table_and_the_plots():
     printed = format_study(study)
     assert f'{np.median(result.in_sigmas):.3f}' in printed and '1.177' in printed
     titles = list(plot_study(study))
-    assert 'Errors of right matches over their sigmas' in titles
+    assert 'Errors of correct matches divided by their sigmas' in titles
     assert 'Points found again within 1.5 px' in titles
 
 

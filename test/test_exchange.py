@@ -207,7 +207,7 @@ def test_colmap_knows_our_lenses(distortion, model, expected):
 
 @pytest.mark.parametrize(
     ('text', 'message'),
-    [('one.png\n', 'line 1 .* two names'), ('a.png nowhere.png\n', 'nowhere.png is none of')],
+    [('one.png\n', 'line 1 .* two names'), ('a.png nowhere.png\n', 'nowhere.png is not one of')],
 )
 def test_damaged_lists_of_pairs_are_named(tmp_path, text, message):
     path = tmp_path / 'pairs.txt'

@@ -23,7 +23,7 @@ def test_writes_what_was_asked_for(model, tmp_path, capsys, monkeypatch):
     assert exported.profile == Profile(120, 160, 77, None, True, 'fp16')
     printed = capsys.readouterr().out
     assert 'half-0-160x120-fp16.onnx: 160x120 mono, 77 keypoints, any batch, fp16' in printed
-    assert 'what fp16 costs was not measured' in printed
+    assert 'the loss of quality with fp16 was not measured' in printed
     assert main(['info', 'half-0-160x120-fp16.onnx']) == 0
     assert 'exported half, 160x120 mono' in capsys.readouterr().out
 

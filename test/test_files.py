@@ -95,7 +95,7 @@ def test_a_folder_is_for_one_process(tmp_path):
     try:
         assert process.stdout.readline() == 'in\n'
         with (
-            pytest.raises(ValueError, match=f'another process is at work in {tmp_path}'),
+            pytest.raises(ValueError, match=f'another process is using {tmp_path}'),
             sole_use(tmp_path),
         ):
             pass

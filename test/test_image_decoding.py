@@ -134,8 +134,8 @@ def test_the_last_row_may_lack_its_padding(rgb):
     [
         ({'height': 0}, 'is empty: 128x0'),
         ({'width': 0}, 'is empty: 0x96'),
-        ({'step': 100}, 'at least 384 bytes, not 100'),
-        ({'height': 97}, 'has 36864 bytes of data where 37248 are needed'),
+        ({'step': 100}, 'at least 384 bytes, got 100'),
+        ({'height': 97}, 'has 36864 bytes of data but needs 37248'),
         ({'encoding': '32FC1'}, "'32FC1' is not one of rgb8"),
         ({'encoding': ''}, "'' is not one of"),
         ({'encoding': 'rgba8'}, 'at least 512 bytes'),

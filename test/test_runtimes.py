@@ -191,7 +191,7 @@ def test_mistakes_get_one_clear_sentence(tmp_path, models):
     checkpoint = random_checkpoint('half')
     onnx.save(build_graph(checkpoint, Profile(48, 64, 10)), tmp_path / 'model.onnx')
     save_checkpoint(tmp_path / 'bare.safetensors', checkpoint)
-    with pytest.raises(ValueError, match="there is no runtime 'tpu': it is auto, tensorrt"):
+    with pytest.raises(ValueError, match="there is no runtime 'tpu': choose from auto, tensorrt"):
         open_runtime(models['small'], runtime='tpu')
     with pytest.raises(ValueError, match="there is no precision 'int4'"):
         open_runtime(models['small'], precision='int4')

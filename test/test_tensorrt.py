@@ -53,7 +53,7 @@ def test_engine_with_a_dynamic_batch_and_the_most_keypoints():
 
 def test_more_keypoints_than_tensorrt_keeps_are_refused():
     profile = Profile(480, 640, 3841)
-    with pytest.raises(ValueError, match='at most 3840 keypoints, 3841 are asked for'):
+    with pytest.raises(ValueError, match='at most 3840 keypoints, 3841 were requested'):
         build_engine(trt, b'', profile)
 
 

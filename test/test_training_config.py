@@ -167,7 +167,7 @@ def test_override_reaches_every_depth():
     [
         ('loss.descripter=infonce', "no setting 'loss.descripter'"),
         ('loss.descriptor=cosine', 'must be one of triplet, infonce, none'),
-        ('loss.descriptor', 'is not like'),
+        ('loss.descriptor', 'is not NAME=VALUE'),
         ('optimizer.batch=many', 'must be a whole number'),
         ('optimizer.batch=true', 'must be a whole number'),
         ('compute.compile=1', 'must be true or false'),

@@ -233,7 +233,7 @@ def test_of_a_damaged_bag_the_rest_is_used(bag, tmp_path, capsys):
         data[len(data) // 2 :][:20000] ^= 255
         data.tofile(damaged)
         assert 0 < len(read_frames(damaged, '/raw', seconds=0)) < 20
-        assert 'is damaged, used up to there' in capsys.readouterr().err
+        assert 'is damaged, only its first frames are used' in capsys.readouterr().err
 
 
 def test_folders_and_bags_mix(bag, tmp_path, photographs):

@@ -43,7 +43,7 @@ def test_two_trainings_in_one_folder(data, tmp_path):
             time.sleep(0.05)
         code, told = run(command(data, out, '--steps', '1'))
         assert code == 2
-        assert told == f'kp2d train: another process is at work in {out}\n'
+        assert told == f'kp2d train: another process is using {out}\n'
         assert first.poll() is None
     finally:
         first.send_signal(signal.SIGKILL)

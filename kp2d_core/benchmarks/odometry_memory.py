@@ -60,7 +60,7 @@ def main() -> None:
     odometry = Odometry(camera, Settings(max_keyframes=args.max_keyframes))
     rows = max(1, args.frames // 20)
     print(f'{"frames":>8}{"keyframes":>11}{"points":>9}{"arrays MB":>11}{"resident MB":>13}'
-          f'{"ms a frame":>12}  state')  # fmt: skip
+          f'{"ms/frame":>12}  state')  # fmt: skip
     spent = 0.0
     for number in range(args.frames):
         features = cloud.view(camera, lap[number % len(lap)], random, count=args.features)

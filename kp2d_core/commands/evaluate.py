@@ -313,7 +313,8 @@ def _splits(given: list[str], study: Study) -> list[str]:
         ):
             there = ', '.join(sequence.name for sequence in study.sequences)
             raise ValueError(
-                f"there is no split '{split}': all, illumination, viewpoint, each, or {there}"
+                f"there is no split '{split}': choose from all, illumination, viewpoint, each, "
+                f'{there}'
             )
         else:
             names.append(split)
@@ -337,7 +338,7 @@ def _camera_paths(folders: list[Path], gaps: list[int]) -> list[CameraPath]:
         choose_pairs(path, gaps)  # raises an error at once if there is no pair
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
-        raise ValueError(f'two camera paths have one name: {", ".join(names)}')
+        raise ValueError(f'two camera paths have the same name: {", ".join(names)}')
     return paths
 
 

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = load_checkpoint(path)
     profile = profile_of(args, checkpoint.architecture.cell)
     if args.calibrate and profile.precision == 'fp32':
-        raise ValueError('--calibrate is for --precision int8, or to measure what fp16 costs')
+        raise ValueError('--calibrate is for --precision int8, or to measure the loss of fp16')
     images = read_some(args.calibrate) if args.calibrate else []
     ranges = None
     if profile.precision == 'int8':
@@ -164,8 +164,8 @@ def print_loss(
 ) -> None:
     if not images and args.evaluate is None:
         print(
-            f'what {profile.precision} costs was not measured: give --evaluate FOLDER or '
-            '--calibrate FOLDER'
+            f'the loss of quality with {profile.precision} was not measured: give --evaluate '
+            'FOLDER or --calibrate FOLDER'
         )
         return
     from kp2d_core.detector import KeypointDetector
@@ -173,7 +173,10 @@ def print_loss(
 
     usable = [s.name for s in available_runtimes() if s.available and s.name != 'torch']
     if not usable:
-        print(f'what {profile.precision} costs was not measured: no runtime for ONNX is installed')
+        print(
+            f'the loss of quality with {profile.precision} was not measured: no runtime for ONNX '
+            'is installed'
+        )
         return
     metrics = compare(
         KeypointDetector.load(path, runtime=usable[0], precision='fp32'),

@@ -59,7 +59,7 @@ def load_camera_path(folder: str | Path, *, truth_needed: bool = True) -> Camera
         )
     turns = path.poses[np.isfinite(path.poses).all(axis=(1, 2)), :3, :3]
     if not np.allclose(turns @ turns.transpose(0, 2, 1), np.eye(3), atol=1e-3):
-        raise FileError(f'{folder} has poses that are none: their rotations are not orthogonal')
+        raise FileError(f'{folder} has invalid poses: their rotations are not orthogonal')
     for image in path.images:
         if not image.is_file():
             raise FileError(f'{image} is missing')
@@ -105,7 +105,7 @@ def _tum(folder: Path, truth_needed: bool) -> CameraPath:
     try:
         frames = sorted((float(line.split()[0]), folder / line.split()[1]) for line in listed)
     except (IndexError, ValueError) as error:
-        raise FileError(f'{folder / "rgb.txt"} must hold a time and a file in a line') from error
+        raise FileError(f'{folder / "rgb.txt"} must hold a time and a file per line') from error
     if not frames:
         raise FileError(f'{folder / "rgb.txt"} lists no frame')
     times = np.array([time for time, _ in frames])
@@ -116,7 +116,7 @@ def _tum(folder: Path, truth_needed: bool) -> CameraPath:
         known = np.flatnonzero(np.isfinite(poses).all(axis=(1, 2)))
         if not len(known):
             raise FileError(
-                f'{folder}: no frame of rgb.txt has a pose of its time in groundtruth.txt'
+                f'{folder}: groundtruth.txt has no pose at the time of any frame of rgb.txt'
             )
         times, poses = times[known], poses[known]
         frames = [frames[i] for i in known]
@@ -163,7 +163,7 @@ def _interpolate(truth: Matrix, times: Matrix) -> Matrix:
 
 def _intrinsics(matrix: Matrix, path: Path) -> Matrix:
     if not (matrix[0, 0] > 0 and matrix[1, 1] > 0 and np.array_equal(matrix[2], [0, 0, 1])):
-        raise FileError(f'{path} holds no camera: its focal lengths must be above 0')
+        raise FileError(f'{path} has no valid camera: its focal lengths must be above 0')
     return matrix
 
 
@@ -200,5 +200,5 @@ def numbers(path: Path, widths: tuple[int, ...]) -> Matrix:
         raise FileError(f'{path} is not a table of numbers: {error}') from error
     if values.ndim != 2 or values.shape[1] not in widths or not np.isfinite(values).all():
         wanted = ' or '.join(map(str, widths))
-        raise FileError(f'{path} must hold {wanted} numbers in a line')
+        raise FileError(f'{path} must hold {wanted} numbers per line')
     return values

@@ -49,7 +49,7 @@ def open_network(
     if not path.is_file():
         raise FileError(f'there is no file {path}')
     if path.suffix == '.xml' and runtime != 'openvino':
-        raise FileError(f'{path} is of OpenVINO: {RUNTIMES[runtime]} cannot open it')
+        raise FileError(f'{path} is an OpenVINO file: {RUNTIMES[runtime]} cannot open it')
     openers = {'onnxruntime': _open_onnxruntime, 'openvino': _open_openvino}
     try:
         return openers[runtime](path, threads)

@@ -58,8 +58,8 @@ def choose_pairs(path: CameraPath, gaps: Iterable[int] = GAPS) -> dict[int, list
             starts[gap] = [int(there[int(i * step)]) for i in range(min(PAIRS, len(there)))]
     if not starts:
         raise ValueError(
-            f'{path.name} has no two frames {" or ".join(map(str, wanted))} apart between which '
-            f'the camera went {SHORTEST:g} m'
+            f'{path.name} has no frames {" or ".join(map(str, wanted))} apart with a translation '
+            f'of {SHORTEST:g} m or more'
         )
     return starts
 

@@ -60,7 +60,7 @@ def plot_study(study: Study) -> dict[str, bytes]:
         if study.reliability:
             plots[f'Points found again within {study.found_within:g} px'] = _reliability(study)
         if study.sigmas():
-            plots['Errors of right matches over their sigmas'] = _sigmas(study)
+            plots['Errors of correct matches divided by their sigmas'] = _sigmas(study)
         if study.shift:
             plots['Shift test'] = _shift(study)
         if study.robustness:
@@ -101,7 +101,7 @@ def _accuracy(study: Study) -> bytes:
         ]
         right.plot(targets, scores, 'o-', color=colour, label=name)
         right.set_xticks(targets)
-    left.set(title='Homographies within an error', xlabel='mean corner error, px')
+    left.set(title='Homographies by corner error', xlabel='mean corner error, px')
     left.set(ylabel='share of pairs', xlim=(0, 10), ylim=(0, 1))
     right.set(title='Matching score, image 1 against image n', xlabel='n', ylim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), loc='outside lower center', ncols=6)
@@ -176,7 +176,7 @@ def _shift(study: Study) -> bytes:
     limit = max(0.25, 1.1 * float(np.abs(axes[2].get_ylim()).max()))
     axes[2].set_ylim(-limit, limit)
     for axis in axes:
-        axis.set_xlabel('content moved by, px')
+        axis.set_xlabel('shift of the content, px')
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=6)
     return _svg(figure)
 

@@ -115,7 +115,7 @@ def _besides_table(evaluations: dict[str, Evaluation]) -> Table:
     for method, evaluation in evaluations.items():
         cells = [_cell(means, method, name) for name in MORE_METRICS]
         rows.append(Row(method, [*cells, Cell(f'{evaluation.time():.1f}')]))
-    return Table('besides, over all pairs', [*MORE_METRICS], ['ms per image'], rows)
+    return Table('further metrics, over all pairs', [*MORE_METRICS], ['ms per image'], rows)
 
 
 def _cell(means: Means, method: str, name: str, deviation: float | None = None) -> Cell:

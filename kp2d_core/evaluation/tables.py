@@ -130,7 +130,7 @@ def _besides_block(evaluations: dict[str, Evaluation]) -> str:
     for method, evaluation in evaluations.items():
         mean = evaluation.mean()
         rows.append([method, *(entry(name, mean[name]) for name in MORE_METRICS)])
-    return f'besides, over all pairs\n{align(rows)}'
+    return f'further metrics, over all pairs\n{align(rows)}'
 
 
 def _time_line(evaluations: dict[str, Evaluation]) -> str:
@@ -156,12 +156,12 @@ def _sigma_block(study: Study) -> str:
         rows.append([method, f'{np.median(ratios):.3f}', *below])
     expected = [1 - np.exp(-(limit**2) / 2) for limit in (1, 2)]
     rows.append(['a Gaussian', f'{EXPECTED_MEDIAN:.3f}', *(f'{share:.3f}' for share in expected)])
-    return f'errors of right matches over their sigmas\n{align(rows)}'
+    return f'errors of correct matches divided by their sigmas\n{align(rows)}'
 
 
 def _shift_block(study: Study) -> str:
     shifts = [str(row.shift) for row in next(iter(study.shift.values()))]
-    rows = [['content moved by, px', *shifts]]
+    rows = [['shift of the content, px', *shifts]]
     for method, results in study.shift.items():
         rows.append([f'{method}: repeatability', *(f'{r.repeatability:.3f}' for r in results)])
         rows.append(['  localization, px', *(f'{r.localization:.2f}' for r in results)])

@@ -83,7 +83,7 @@ def build_engine(
 def check_profile(profile: Profile) -> None:
     if profile.top_k > TENSORRT_TOP_K:
         raise ValueError(
-            f'TensorRT keeps at most {TENSORRT_TOP_K} keypoints, {profile.top_k} are asked for'
+            f'TensorRT returns at most {TENSORRT_TOP_K} keypoints, {profile.top_k} were requested'
         )
 
 

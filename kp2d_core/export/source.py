@@ -85,7 +85,7 @@ def output_names(architecture: Architecture) -> tuple[str, ...]:
 def check_precision(precision: str) -> str:
     if precision not in PRECISIONS:
         known = ', '.join(PRECISIONS)
-        raise ValueError(f"there is no precision '{precision}': it is one of {known}")
+        raise ValueError(f"there is no precision '{precision}': choose from {known}")
     return precision
 
 

@@ -51,7 +51,8 @@ def open_runtime(
     if threads is not None and threads < 1:
         raise ValueError(f'threads must be 1 or more, got {threads}')
     if runtime not in ('auto', *RUNTIMES):
-        raise ValueError(f"there is no runtime '{runtime}': it is auto, {', '.join(RUNTIMES)}")
+        known = ', '.join(RUNTIMES)
+        raise ValueError(f"there is no runtime '{runtime}': choose from auto, {known}")
     if runtime == 'auto':
         return _open_best(model, precision, threads)
     status = _status(runtime)
@@ -202,7 +203,7 @@ def _open_torch(source: ModelSource, threads: int | None) -> Runtime:
     if source.checkpoint is None:
         raise ValueError('torch runs .safetensors models, not exported graphs')
     if source.precision != 'fp32':
-        raise ValueError(f'torch runs fp32 only, not {source.precision}: take another runtime')
+        raise ValueError(f'torch runs fp32 only, not {source.precision}: use another runtime')
     from kp2d_core.runtimes.torch import TorchRuntime
 
     return TorchRuntime(source.checkpoint, threads=threads)

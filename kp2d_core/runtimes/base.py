@@ -178,7 +178,7 @@ class CompiledRuntime(ABC):
     def _refusal(self, profile: Profile, error: Exception) -> Exception:
         reason = ' '.join(str(error).split())[:300] or type(error).__name__
         if self.source.graph is not None:
-            return ModelError(f'{self.model} is damaged, {self.name} does not run it: {reason}')
+            return ModelError(f'{self.model} is damaged, {self.name} cannot run it: {reason}')
         return RuntimeError(f'{self.name} cannot run the network at {profile}: {reason}')
 
 

@@ -61,7 +61,7 @@ class TensorRTRuntime(CompiledRuntime):
             serialized, _ = self.cache.get_or_build(key, build)
             engine = self.runtime.deserialize_cuda_engine(serialized)
         if engine is None:
-            raise RuntimeError(f'TensorRT does not take its engine: {self.logger.errors}')
+            raise RuntimeError(f'TensorRT refuses its own engine: {self.logger.errors}')
         return EngineRun(engine, profile, self.source, self.memory)
 
 
@@ -74,7 +74,7 @@ class EngineRun:
         self.engine = engine  # must outlive the context
         self.context = engine.create_execution_context()
         if self.context is None:
-            raise RuntimeError('TensorRT cannot create an execution context: is memory short?')
+            raise RuntimeError('TensorRT cannot create an execution context: not enough memory?')
         self.memory = memory
         self.profile = profile
         batch = profile.batch or MAXIMUM_BATCH

@@ -108,7 +108,7 @@ class LossConfig:
     margin: float = setting(0.2, 'margin of the triplet loss')
     relaxation: float = setting(8.0, 'no negatives within this many pixels of a point')
     temperature: float = setting(0.07, 'temperature of InfoNCE')
-    io_points: int = setting(300, 'IO-Net sees this many points per view, the lowest scores')
+    io_points: int = setting(300, 'points per view that IO-Net sees, those with the lowest scores')
     coarse: float = setting(
         0.5, 'places: weight: distance of a point to its partner before the refinement'
     )
@@ -150,13 +150,13 @@ class OptimizerConfig:
     batch: int = setting(8, 'pairs per step, over all processes')
     learning_rate: float = setting(1e-3, 'learning rate of Adam')
     reference_batch: int = setting(
-        0, 'pairs per step that the rate is for: it changes with the square root of batch; 0: not'
+        0, 'batch that the rate is for; it scales with the square root of batch; 0: no scaling'
     )
     kernel_rate: float = setting(8e-3, 'for muon: learning rate of the convolution kernels')
     schedule: Literal['constant', 'halve', 'cosine'] = setting(
         'halve', 'halve: once, at halve_at; cosine: down to final_share; constant'
     )
-    halve_at: float = setting(0.8, 'share of the run: epoch 40 of 50')
+    halve_at: float = setting(0.8, 'share of the run before the rate is halved: epoch 40 of 50')
     final_share: float = setting(0.01, 'share of the learning rate at the end of a cosine')
     warmup_steps: int = setting(0, 'the learning rate rises during these steps')
     gradient_clip: float = setting(0.0, 'clip the gradient to this norm; 0: off')
@@ -216,7 +216,7 @@ class TrainingConfig:
     network: NetworkConfig = setting(NetworkConfig(), '')
     pairs: PairsConfig = setting(PairsConfig(), '')
     photometric: PhotometricConfig = setting(
-        PhotometricConfig(), 'drawn separately for each view, but for shuffle and gray'
+        PhotometricConfig(), 'drawn separately for each view, except shuffle and gray'
     )
     loss: LossConfig = setting(LossConfig(), '')
     optimizer: OptimizerConfig = setting(OptimizerConfig(), '')

@@ -221,7 +221,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
     if not validation:
         save_checkpoint(run.out / BEST, final)
     report.close()
-    finished = 'finished' if progress.step > first else 'nothing to do, it had finished'
+    finished = 'finished' if progress.step > first else 'nothing to do, the run had finished'
     print(f'{finished} at step {progress.step}: {run.out / LAST}', file=sys.stderr)
     if photographs.unreadable:
         print(f'{len(photographs.unreadable)} images could not be used', file=sys.stderr)
@@ -264,8 +264,8 @@ def note_run(progress: Progress, run: Run, photographs: str, say: bool) -> None:
     begun = bool(progress.photographs)
     if begun and photographs != progress.photographs and say:
         print(
-            'these are not the photographs of the first part of the run: it continues, but '
-            'not as it would have',
+            'these are not the photographs of the first part of the run: it continues, but the '
+            'result will differ from that of an uninterrupted run',
             file=sys.stderr,
         )
     if begun and validation != progress.validation:

@@ -159,7 +159,7 @@ def _whole_messages(reader: Any, connections: list[Any], path: Path) -> Iterator
     try:
         yield from reader.messages(connections)
     except Exception as error:  # each storage raises its own errors
-        print(f'{path} is damaged, used up to there: {error}', file=sys.stderr)
+        print(f'{path} is damaged, only its first frames are used: {error}', file=sys.stderr)
 
 
 def _prepare(image: Image) -> Image:

@@ -107,7 +107,7 @@ def override(config: TrainingConfig, assignments: list[str]) -> TrainingConfig:
     for assignment in assignments:
         name, equals, text = assignment.partition('=')
         if not equals:
-            raise ValueError(f"'{assignment}' is not like loss.descriptor=infonce")
+            raise ValueError(f"'{assignment}' is not NAME=VALUE, such as loss.descriptor=infonce")
         try:
             value = parse_yaml(text)
         except ValueError as error:

@@ -91,8 +91,8 @@ def read_state(path: Path) -> tuple[TrainingConfig, Progress, dict[str, Tensor]]
     """Read the configuration, progress and tensors of a run."""
     if not path.is_file() and os.environ.get('RANK', '0') != '0':
         raise FileError(
-            f'there is no {path} on this machine: each machine of a resumed run needs a copy of '
-            "the first one's, or a shared disk"
+            f'there is no {path} on this machine: copy it from the first machine, or use a shared '
+            'disk'
         )
     if not path.is_file():
         raise FileError(f'there is nothing to resume: no file {path}')

@@ -82,7 +82,7 @@ class Scene:
     def view_with_depth(self, camera: Camera, pose: Matrix) -> tuple[Image, NDArray[np.float32]]:
         """Render the image and the depth (z) of each pixel in m, infinite where it is empty."""
         if camera.fisheye or any(camera.distortion):
-            raise ValueError('a scene is seen by cameras without distortion only')
+            raise ValueError('a scene can only be rendered for cameras without distortion')
         turn, centre = pose[:3, :3], pose[:3, 3]
         corners = (self._corners - centre) @ turn  # (P, 4, 3) in the camera
         image = np.zeros((camera.height, camera.width, 3), np.uint8)
