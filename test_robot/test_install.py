@@ -1,7 +1,8 @@
-"""The README's robot lines as they stand, with the versions of Ubuntu 24.04: `make test-robot`.
+"""The README's lines for robots, with the versions of Ubuntu 24.04: `make test-robot`.
 
-Apt's packages are stood in for by wheels of the same versions, in a venv of their own that the
-robot's venv sees as its system. Not among the other tests: it installs half a gigabyte.
+Wheels replace the packages of apt, in the same versions. They are in a separate venv, which the
+robot's venv sees as its system. This is not part of `make test` because it installs half a
+gigabyte.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def site_packages(prefix: Path) -> Path:
 
 
 def readme_line(beginning: str) -> list[str]:
-    """The command for Jazzy in the README that begins so, without its comment."""
+    """Find the command for Jazzy in the README with this beginning; return its words."""
     section = (ROOT / 'README.md').read_text().split('**ROS 2 Jazzy')[1].split('```')[1]
-    line = next(line for line in section.splitlines() if line.startswith(beginning))
-    return [word.strip("'") for word in line.partition('#')[0].split()]
+    lines = (line.partition('#')[0] for line in section.splitlines())
+    commands = (command.strip() for line in lines for command in line.split('&&'))
+    found = next(command for command in commands if command.startswith(beginning))
+    return [word.strip("'") for word in found.split()]
 
 
 @pytest.fixture(scope='session')
@@ -88,8 +91,7 @@ def robot(system, tmp_path_factory) -> dict[str, str]:
         k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'AMENT', 'VIRTUAL'))
     }
     environment = {**base, 'PATH': path, 'AMENT_PREFIX_PATH': str(system)}
-    colcon = readme_line('colcon build')
-    run(*colcon[: colcon.index('&&')], cwd=workspace, env=environment)
+    run(*readme_line('colcon build'), cwd=workspace, env=environment)
     sourced = run('sh', '-c', '. install/setup.sh && env -0', cwd=workspace, env=environment)
     return dict(line.split('=', 1) for line in sourced.split('\0') if line)
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from kp2d_core.architecture import CELL, LEAKY_SLOPE, LOG_SIGMA_RANGE, Architecture, Layer
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
-from kp2d_core.networks.geometry import decode_locations, inner_cells, refine
+from kp2d_core.networks.geometry import decode_locations, inner_cells, refine, sample_descriptors
 
 
 class Maps(NamedTuple):
@@ -34,11 +34,11 @@ class KeyPointNet(nn.Module):
     >>> maps = network(normalise(images))  # uint8 (B, H, W, 3), or floats in [0, 1] (B, 3, H, W)
     >>> points = maps.keypoints.flatten(2).transpose(1, 2)  # (B, N, 2) in pixels, one per cell
     >>> scores = maps.scores.flatten(1)  # (B, N)
-    >>> descriptors = sample_descriptors(maps.descriptors, points, (H, W))  # (B, N, D), unit
+    >>> descriptors = network.describe(maps, points)  # (B, N, D), of unit length
     >>> save_checkpoint('mine.safetensors', network.to_checkpoint())  # for KeypointDetector.load
 
-    `normalise` and `sample_descriptors` are in kp2d_core.networks.geometry, the losses of the
-    paper in kp2d_core.training.losses. examples/train_your_own.py is a complete training loop.
+    `normalise` is in kp2d_core.networks.geometry, the losses of the paper are in
+    kp2d_core.training.losses. examples/train_your_own.py is a complete training loop.
 
     architecture  one of `architecture.VARIANTS`, or your own; default: V4
     dropout       share of channels that are dropped in training mode
@@ -83,6 +83,12 @@ class KeyPointNet(nn.Module):
             points = refine(self.saliency(early, half).float(), points)
             keypoints = points.transpose(1, 2).unflatten(2, coarse.shape[2:])
         return Maps(scores, keypoints, descriptors, coarse, sigma)
+
+    def describe(self, maps: Maps, points: Tensor) -> Tensor:
+        """Sample descriptors (B, N, D) of unit length at points (B, N, 2), in pixels."""
+        cell, (rows, columns) = self.architecture.cell, maps.scores.shape[-2:]
+        size = cell * rows, cell * columns
+        return sample_descriptors(maps.descriptors, points, size, pinned=self.architecture.pinned)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute the features at 1 (or 1/2), 1/2, 1/4 and 1/8 of the resolution."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kp2d_core.checkpoint import Checkpoint
 from kp2d_core.images import Size
 from kp2d_core.networks import KeyPointNet
-from kp2d_core.networks.geometry import normalise, sample_descriptors
+from kp2d_core.networks.geometry import normalise
 from kp2d_core.runtimes.base import Outputs
 
 
@@ -35,14 +35,12 @@ class TorchRuntime:
 
     @torch.inference_mode()
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
-        size = images.shape[1], images.shape[2]
         images = np.require(images, requirements='W')
         batch = normalise(torch.from_numpy(images).to(self.device))
         maps = self.network(batch.contiguous(memory_format=torch.channels_last))
         scores, cells = maps.scores.flatten(1).topk(min(top_k, maps.scores[0].numel()), dim=1)
         points = maps.keypoints.flatten(2).transpose(1, 2)
         points = points.gather(1, cells[..., None].expand(-1, -1, 2))
-        pinned = self.network.architecture.pinned
-        descriptors = sample_descriptors(maps.descriptors, points, size, pinned=pinned)
+        descriptors = self.network.describe(maps, points)
         sigmas = maps.sigma.flatten(1).gather(1, cells)
         return Outputs(*(x.cpu().numpy() for x in (points, scores, descriptors, sigmas)))
