@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import cpp
 import cv2
 import numpy as np
 import pytest
@@ -137,66 +137,39 @@ def test_camera_node_and_subscriber(film, model, robot, domain, tmp_path):
         assert heard.stop()[0] == 0
 
 
-PROGRAM = """
-#include <cstdio>
-#include <fstream>
-#include <iterator>
+PRINT = """
 #include "keypoints.hpp"
-int main(int, char ** arguments)
+void on_keypoints(const sensor_msgs::msg::PointCloud2 & cloud)
 {
-  sensor_msgs::msg::PointCloud2 cloud;
-  std::ifstream layout(arguments[2]);
-  sensor_msgs::msg::PointField field;
-  int datatype;
-  layout >> cloud.width >> cloud.point_step;
-  while (layout >> field.name >> field.offset >> datatype >> field.count) {
-    field.datatype = datatype;
-    cloud.fields.push_back(field);
+  for (const auto & k : read_keypoints(cloud)) {
+    std::printf("%.9g %.9g %.9g %u %u\\n", k.u, k.v, k.score, k.track_id, k.track_age);
   }
-  cloud.height = 1;
-  cloud.row_step = cloud.width * cloud.point_step;
-  std::ifstream bytes(arguments[3], std::ios::binary);
-  cloud.data.assign(std::istreambuf_iterator<char>(bytes), {});
-  if (arguments[1][0] == 'k') {
-    for (const auto & k : read_keypoints(cloud)) {
-      std::printf("%.9g %.9g %.9g %u %u\\n", k.u, k.v, k.score, k.track_id, k.track_age);
-    }
-  } else {
-    for (const auto & m : read_inliers(cloud)) {
-      std::printf("%.9g %.9g %.9g %.9g\\n", m.u, m.v, m.previous_u, m.previous_v);
-    }
+}
+void on_matches(const sensor_msgs::msg::PointCloud2 & cloud)
+{
+  for (const auto & m : read_inliers(cloud)) {
+    std::printf("%.9g %.9g %.9g %.9g\\n", m.u, m.v, m.previous_u, m.previous_v);
   }
 }
 """
 
 
-@pytest.mark.skipif(shutil.which('g++') is None, reason='g++ is not installed')
+@cpp.needs_compiler
 def test_the_reader_in_cpp(tmp_path):
-    """What needs no rclcpp, which is not among the wheels: the reading of messages."""
+    """Only the reading of messages, because the wheels do not contain rclcpp."""
     pytest.importorskip('sensor_msgs')
     from test_messages import header, keypoints_cloud, some_features, some_rays, some_tracks
-    from test_messages_cpp import include_folders
-    from test_messages_cpp import run as read
 
     from kp2d_ros.messages import matches_to_cloud
 
-    folders = [EXAMPLES / 'subscriber_cpp', *include_folders()]
-    if len(folders) == 1:
-        pytest.skip('the C++ headers of sensor_msgs are not installed')
-    (tmp_path / 'main.cpp').write_text(PROGRAM)
-    program = tmp_path / 'program'
-    command = ['g++', '-std=c++17', '-Wall', '-o', program, tmp_path / 'main.cpp']
-    built = subprocess.run(
-        command + [f'-isystem{folder}' for folder in folders],
-        capture_output=True, text=True, timeout=TIMEOUT,
-    )  # fmt: skip
-    assert built.returncode == 0 and 'warning' not in built.stderr, built.stderr
+    program = cpp.build(PRINT, tmp_path, EXAMPLES / 'subscriber_cpp')
     features, tracks = some_features(), some_tracks()
-    found = read(program, 'keypoints', keypoints_cloud(features, tracks), tmp_path)
+    found = cpp.run(program, 'keypoints', keypoints_cloud(features, tracks), tmp_path)
     expected = np.column_stack([features.keypoints, features.scores, tracks.ids, tracks.ages])
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     previous = some_features(seed=1)
     cloud = matches_to_cloud(header(), previous, features, some_rays(), tracks, 0)
     before, now = tracks.matches.indices[tracks.matches.inliers].T
     expected = np.column_stack([features.keypoints[now], previous.keypoints[before]])
-    np.testing.assert_allclose(read(program, 'matches', cloud, tmp_path), expected, rtol=1e-6)
+    found = cpp.run(program, 'matches', cloud, tmp_path)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
