@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,11 +16,15 @@ from kp2d_core.verification import Verification, agreeing, check_verification
 
 Ints = NDArray[np.intp]
 
-BLOCK = 1 << 24  # similarities that are computed at once: 64 MB
+BLOCK = 1 << 23  # similarities that each of two threads computes at once: 32 MB
+PARTS = 4  # of a product, for two threads to share
 BAND = 128  # points that are compared at once if there is a radius
 FAR = 1e6  # pixels; no point is there
 LOWEST = -1.1  # below every similarity
 STEEP = 1e6  # how fast similarities fall beyond the radius, by squared pixel
+
+_helper = ThreadPoolExecutor(1, 'matching')
+_entering = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -218,10 +224,13 @@ def find_neighbours(
     """Of unit descriptors (N, D) and (M, D), both at least one."""
     if gate is None:
         found = nothing_yet(len(first), len(second))
-        rows_at_once = max(1, BLOCK // len(second))
-        for begin in range(0, len(first), rows_at_once):
-            block = slice(begin, begin + rows_at_once)
-            _compare(first[block] @ second.T, found, block, slice(None), runner_up)
+        rows_at_once = max(1, min(BLOCK // len(second), -(-len(first) // PARTS)))
+        parts = [slice(b, b + rows_at_once) for b in range(0, len(first), rows_at_once)]
+
+        def compare(part: slice) -> None:
+            _compare(first[part] @ second.T, found, part, slice(None), runner_up)
+
+        with_help(compare, parts)
         return found
 
     # From the top of the image to its bottom, a band of the first set after the other, each with
@@ -246,6 +255,24 @@ def find_neighbours(
     return _reordered(found, rows, columns)
 
 
+def with_help(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
+    """Do all parts, some of them in a second thread if a core is free.
+
+    Unlike the threads of a BLAS, neither waits for the other in a busy loop: whoever is free takes
+    the next part, and a helper that has not begun is not waited for.
+    """
+    left = iter(parts)
+
+    def work_on() -> None:
+        for part in left:
+            work(part)
+
+    helping = _helper.submit(work_on)
+    work_on()
+    if not helping.cancel():
+        helping.result()
+
+
 def nothing_yet(first: int, second: int) -> Neighbours:
     return Neighbours(
         nearest=np.zeros(first, np.intp),
@@ -265,7 +292,8 @@ def _compare(
     found.best[rows] = similarity[along, place]
     # Not argmax(axis=0): a maximum along columns is vectorised, an argmax is not.
     highest = similarity.max(axis=0)
-    np.maximum(found.best_of_second[columns], highest, out=found.best_of_second[columns])
+    with _entering:
+        np.maximum(found.best_of_second[columns], highest, out=found.best_of_second[columns])
     if runner_up:
         similarity[along, place] = -np.inf
         found.runner_up[rows] = similarity.max(axis=1)

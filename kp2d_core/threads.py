@@ -55,6 +55,12 @@ def keep_freed_memory(keep: bool = True) -> bool:
     return bool(done)
 
 
+def set_blas_threads(count: int) -> None:
+    """Let NumPy multiply matrices in this many threads, where it can be told."""
+    for _, change in _blas_threads():
+        change(count)
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Let NumPy multiply matrices in one thread meanwhile, if its OpenBLAS supports that.
@@ -63,8 +69,7 @@ def one_blas_thread() -> Iterator[None]:
     they take ten times the CPU time and block the cores for everything else.
     """
     before = [(change, ask()) for ask, change in _blas_threads()]
-    for change, _ in before:
-        change(1)
+    set_blas_threads(1)
     try:
         yield
     finally:

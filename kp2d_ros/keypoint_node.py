@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -210,8 +211,11 @@ class KeypointNode(PatientLifecycleNode):
             if outputs is not None:
                 self.destroy_with(outputs.close)
         self._inputs, self._outputs = [], []
-        self._pipeline = None
+        self._pipeline = camera = outputs = None
         self._health.model = self._health.runtime = ''
+        # A worker and its methods hold each other, and it holds the compiled networks, which take
+        # tens of megabytes and a few threads each: they are not to wait for Python's own time.
+        gc.collect()
         give_back_memory()
 
     # Frames

@@ -17,6 +17,7 @@ from kp2d_core.tracking import Result
 LASTED = 3  # frames: a younger track is a faint dot, for most of them end soon
 OLD = 40  # frames: the age of the last colour
 SMALL = 480  # px: images less wide are doubled, or nothing could be told apart
+LONGEST = 0.12  # of the image's width, that a tail may reach: longer ones are a tangle
 SHADES = 12  # colours between LASTED and OLD
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 _SHIFT = 4  # OpenCV draws in 1/16 pixel
@@ -65,7 +66,9 @@ class Overlay:
             self._remember(result.tracks.ids, points, result.previous is None, tail)
             layer.dots(points[~lasted], WHITE, 0.3)
             shades = shades_of(ages[lasted])
-            self._draw_tails(layer, result.tracks.ids[lasted], shades)
+            self._draw_tails(
+                layer, result.tracks.ids[lasted], points[lasted], shades, LONGEST * canvas.shape[1]
+            )
             layer.dots(points[lasted], np.array(PALETTE)[shades], 1.0, rim=True)
         canvas = layer.over(cv2.convertScaleAbs(canvas, alpha=0.82))
         if caption:
@@ -83,13 +86,21 @@ class Overlay:
             self._past.popleft()
 
     def _draw_tails(
-        self, layer: Layer, alive: NDArray[np.int64], shades: NDArray[np.int64]
+        self,
+        layer: Layer,
+        alive: NDArray[np.int64],
+        places: Float,
+        shades: NDArray[np.int64],
+        reach: float,
     ) -> None:
-        """A line through the past of every track that is given, fainter the longer ago it is."""
+        """A line through the past of every track that is given, fainter the longer ago it is.
+
+        It ends so many pixels from where the track is now.
+        """
         if not len(alive):
             return
         order = np.argsort(alive)
-        alive, shades = alive[order], shades[order]
+        alive, places, shades = alive[order], places[order], shades[order]
         steps = list(pairwise(self._past))
         for number, ((ids, points), (next_ids, next_points)) in enumerate(steps, 1):
             common, first, second = np.intersect1d(
@@ -97,6 +108,7 @@ class Overlay:
             )
             rows = np.minimum(np.searchsorted(alive, common), len(alive) - 1)
             seen = alive[rows] == common
+            seen &= ((points[first] - places[rows]) ** 2).sum(axis=1) < reach**2
             segments = np.stack([points[first[seen]], next_points[second[seen]]], axis=1)
             colours = shades[rows[seen]]
             for shade in np.unique(colours):
@@ -170,14 +182,14 @@ def draw_legend(canvas: Image) -> None:
     step = max(3, height // 2)
     bar = step * SHADES
     rows = canvas.shape[0]
-    canvas[rows - height - 2 * below :, : before + bar + after + 4 * below] //= 3
+    canvas[rows - height - 2 * below :, : before + bar + after + 6 * below] //= 3
     baseline = rows - below - 1
     cv2.putText(canvas, first, (below, baseline), _FONT, scale, WHITE, 1, cv2.LINE_AA)
-    x = before + 2 * below
+    x = before + 3 * below
     for number, colour in enumerate(PALETTE):
         left = x + number * step
         canvas[baseline - height : baseline + 1, left : left + step] = colour
-    cv2.putText(canvas, last, (x + bar + below, baseline), _FONT, scale, WHITE, 1, cv2.LINE_AA)
+    cv2.putText(canvas, last, (x + bar + 2 * below, baseline), _FONT, scale, WHITE, 1, cv2.LINE_AA)
 
 
 def _text_scale(canvas: Image) -> float:

@@ -20,6 +20,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 
 from kp2d_core.errors import FileError
+from kp2d_core.threads import set_blas_threads
 
 SWITCH = 1e-4  # seconds that the executor may go on when the worker has a frame to begin with
 # glibc gives every few threads a heap of their own. Each transition and each compilation is a new
@@ -33,6 +34,11 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
     sys.setswitchinterval(SWITCH)
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
+    # Matching is a product of small matrices. A second thread saves at most a third of it while
+    # the other cores are free. While they are busy, as on a robot, each waits for the other, and
+    # matching takes several times as long.
+    if 'OPENBLAS_NUM_THREADS' not in os.environ:
+        set_blas_threads(1)
     # rclpy's handler ends the context. Python's would raise KeyboardInterrupt besides, anywhere:
     # in the clean-up too, where it makes the end of the process one by a signal.
     signals: list[int] = []

@@ -211,7 +211,10 @@ class Settings:
     )  # fmt: skip
     # The overlay.
     overlay_tail: int = setting(
-        10, 'Draw the trail of each track over this many past frames.', range=(0, 100)
+        10,
+        'Draw the trail of each track over this many past frames, or as far as an eighth of the '
+        'image.',
+        range=(0, 100),
     )
     jpeg_quality: int = setting(80, 'JPEG quality of debug_image/compressed.', range=(1, 100))
 

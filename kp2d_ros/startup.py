@@ -23,17 +23,6 @@ NODES = {
     'vins_node': 'kp2d_ros.integrations.vins_node',
 }
 
-# Matching is a product of small matrices. A second thread saves at most a third of it while the
-# other cores are free; while they are busy, as on a robot, each waits for the other, and a frame's
-# way beyond the inference takes twice as long.
-BLAS = {'OPENBLAS_NUM_THREADS': '1'}
-
-
-def set_blas_threads() -> None:
-    """Unless the environment says otherwise; before NumPy is imported."""
-    for name, value in BLAS.items():
-        os.environ.setdefault(name, value)
-
 
 def use_fastdds_profile() -> None:
     """In this process and its children, unless the environment names another."""
@@ -70,5 +59,5 @@ def start_node(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={**BLAS, **os.environ, **environment},
+        env={**os.environ, **environment},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import tracemalloc
 from dataclasses import replace
 
@@ -9,8 +11,8 @@ import cv2
 import numpy as np
 import pytest
 
-from kp2d_core import Features, match
-from kp2d_core.matching import BAND, distance_factors
+from kp2d_core import Features, match, matching
+from kp2d_core.matching import BAND, distance_factors, with_help
 from kp2d_core.verification import ENOUGH, distances_to, verify
 
 
@@ -314,3 +316,34 @@ def test_a_stain_on_the_lens_is_no_inlier_of_a_moving_camera():
     second[-20:] = first[-20:]
     inliers, _ = verify(first, second, 'fundamental', threshold=1.0)
     assert inliers[:180].mean() > 0.9 and inliers[-20:].mean() < 0.5
+
+
+def test_two_threads_share_the_parts_of_a_product():
+    parts = [slice(start, start + 1) for start in range(6)]
+    done = []
+
+    def work(part: slice) -> None:
+        time.sleep(0.01)  # as a product, without the interpreter
+        done.append((part.start, threading.current_thread().name))
+
+    with_help(work, parts)
+    assert sorted(start for start, _ in done) == [*range(6)]
+    assert len({name for _, name in done}) == 2
+
+
+def test_a_helper_that_has_not_begun_is_not_waited_for():
+    go_on, done = threading.Event(), []
+    busy = matching._helper.submit(go_on.wait, 10)
+    with_help(done.append, [slice(0, 1), slice(1, 2)])
+    assert done == [slice(0, 1), slice(1, 2)] and not busy.done()
+    go_on.set()
+
+
+def test_an_error_of_the_helper_is_heard():
+    def work(part: slice) -> None:
+        time.sleep(0.01)
+        if threading.current_thread().name.startswith('matching'):
+            raise ValueError('broken')
+
+    with pytest.raises(ValueError, match='broken'):
+        with_help(work, [slice(start, start + 1) for start in range(6)])

@@ -86,6 +86,31 @@ def test_managed_through_its_services(robot, domain, model, tmp_path, picture):
         assert code == 0 and seconds < SHUTDOWN + SLACK
 
 
+def test_cleanup_frees_the_compiled_network(robot, domain, tmp_path, picture):
+    """Each has threads of its own, which tell."""
+    pytest.importorskip('openvino')
+    cycle = [
+        Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE,
+        Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP,
+    ]  # fmt: skip
+    with keypoint_node(
+        tmp_path / 'log', domain, 'small', managed='true', runtime='openvino', threads=2
+    ) as node:
+        counts = []
+        for _ in range(3):
+            for transition in cycle:
+                assert change(robot, transition)
+                if transition == Transition.TRANSITION_ACTIVATE:
+                    images = robot.publisher(Image, '/kp2d/image')
+                    heard = robot.listen(PointCloud2, '/kp2d/keypoints')
+                    robot.exchange(images, image_message(picture, time.time()), heard)
+                    robot.node.destroy_publisher(images)
+                    robot.node.destroy_subscription(robot._last_subscription)
+            robot.spin(0.5)
+            counts.append(threads_of(node.process.pid))
+        assert counts[2] <= counts[0], counts
+
+
 @pytest.mark.parametrize(
     ('when', 'how'),
     [

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from models import write_responsive_model
 
-from kp2d_core import KeypointDetector
+from kp2d_core import Features, KeypointDetector, Tracks
 from kp2d_core.camera import Camera, Info, camera_from_info, pinhole_info, uncalibrated_info
+from kp2d_core.matching import no_matches
 from kp2d_ros.camera.moving_view import drawn_photograph
-from kp2d_ros.overlay import LASTED, OLD, PALETTE, Overlay, shades_of, to_jpeg
+from kp2d_ros.overlay import LASTED, LONGEST, OLD, PALETTE, Overlay, shades_of, to_jpeg
 from kp2d_ros.pipeline import Frame, Pipeline, Result
 from kp2d_ros.settings import Settings
 
@@ -282,6 +283,19 @@ def test_without_a_calibration_rays_are_nominal(detector, views):
 
 def coloured(canvas: np.ndarray) -> np.ndarray:
     return (canvas.max(axis=2).astype(int) - canvas.min(axis=2)) > 30
+
+
+def test_tails_of_a_fast_camera_are_short():
+    """Of tracks that move by 30 pixels a frame: whole ones would cross each other all over."""
+    gray, overlay = np.full((480, 640), 128, np.uint8), Overlay()
+    for number in range(12):
+        here = np.array([[60 + 30 * number, 200]], np.float32)
+        features = Features(here, np.ones(1, np.float32), np.ones((1, 4), np.float32), (640, 480))
+        tracks = Tracks(np.array([7]), np.array([number]), no_matches())
+        result = Result(frame(gray, number), features, tracks, None, here, False, 'none', 0, 0)
+        canvas = overlay.draw(replace(result, previous=result if number else None), '')
+    columns = np.flatnonzero(coloured(canvas).any(axis=0))
+    assert here[0, 0] - LONGEST * 640 - 1 < columns.min() < here[0, 0] - 50
 
 
 def test_overlay_draws_tracks_that_lasted(detector, views):

@@ -1,4 +1,4 @@
-"""How a node's process ends: its exit code, and signals that come early."""
+"""A node's process: threads for matrices, its exit code, signals that come early."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ import sys
 import pytest
 
 pytest.importorskip('rclpy')
+
+from kp2d_core.threads import usable_cores
 
 PATIENCE = 120  # seconds: on a busy machine the imports alone may take ten
 ENDS = """
@@ -47,3 +49,38 @@ def test_the_exit_code_is_kept_and_an_early_signal_heard(domain, how, code):
     assert ended.returncode == code
     assert ('RuntimeError: broken' if how == 'breaks' else '') in ended.stderr
     assert how == 'breaks' or ended.stderr == ''
+
+
+THREADS = """
+import sys
+from rclpy.node import Node
+from rclpy.task import Future
+from kp2d_core import threads
+from kp2d_ros.process import run_node
+
+class Worker(Node):
+    def __init__(self):
+        super().__init__('worker')
+        self.finished = Future()
+        self.finished.set_result(0)
+        print(*(ask() for ask, _ in threads._blas_threads()))
+
+sys.exit(run_node(Worker, []))
+"""
+
+
+@pytest.mark.parametrize(('asked', 'threads'), [(None, 1), ('2', min(2, usable_cores()))])
+def test_matrices_are_multiplied_in_one_thread_unless_the_environment_says_otherwise(
+    domain, asked, threads
+):
+    environment = {**os.environ, 'ROS_DOMAIN_ID': str(domain)}
+    environment.pop('OPENBLAS_NUM_THREADS', None)
+    if asked is not None:
+        environment['OPENBLAS_NUM_THREADS'] = asked
+    said = subprocess.run(
+        [sys.executable, '-c', THREADS], timeout=PATIENCE, capture_output=True, text=True,
+        env=environment, check=True,
+    ).stdout.split()  # fmt: skip
+    if not said:
+        pytest.skip('NumPy does not use OpenBLAS here')
+    assert {*map(int, said)} == {threads}

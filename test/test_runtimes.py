@@ -149,6 +149,22 @@ def test_fewer_keypoints_need_no_new_graph(runtime, models, photographs):
     assert compiled() == [20]
 
 
+@pytest.mark.parametrize(('batch', 'threads'), [(2, 2), (4, 2), (2, 4), (3, 2)])
+def test_images_of_a_batch_run_beside_each_other(batch, threads, photographs):
+    """OpenVINO: where threads can be shared out evenly, each image has its own."""
+    from kp2d_core.runtimes.openvino import InParallel
+
+    runtime = open_runtime('small', runtime='openvino', threads=threads)
+    image = prepare(photographs['astronaut'], (160, 120))[0]
+    images = np.stack([np.roll(image, 16 * shift, axis=1) for shift in range(batch)])
+    together = runtime.run(images, 200)
+    shared = isinstance([*runtime._compiled.values()][-1], InParallel)
+    assert shared == (batch != 3)
+    for number, single in enumerate(images):
+        for found, wanted in zip(together, runtime.run(single[None], 200), strict=True):
+            np.testing.assert_allclose(found[number], wanted[0], atol=1e-4)
+
+
 @pytest.mark.parametrize('runtime', COMPILED)
 @pytest.mark.parametrize('batch', [1, 2, None])
 @pytest.mark.parametrize('mono', [False, True])

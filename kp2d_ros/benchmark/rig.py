@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,15 @@ class Rig:
         stamp = self.publish()
         self.spin(lambda: stamp in self.answers, 10.0)
         return self.answers.get(stamp)
+
+    def film(self, rate: float, seconds: float) -> Iterator[float]:
+        """Pictures at a rate in Hz, answered or not; the seconds passed, with each."""
+        began = due = time.perf_counter()
+        while (now := time.perf_counter()) < began + seconds:
+            self.publish()
+            due = max(due + 1 / rate, now)
+            self.spin(lambda: False, due - now)
+            yield now - began
 
     def ready(self) -> None:
         """Wait until the node answers."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -17,9 +21,11 @@ from sensor_msgs.msg import Image, PointCloud2
 from std_msgs.msg import Header
 from tqdm import tqdm
 
+from kp2d_core.detector import KeypointDetector
 from kp2d_ros.benchmark.rig import PATIENCE, SIZE, end_process
 from kp2d_ros.bridge import image_message
 from kp2d_ros.camera.moving_view import MovingView, default_photograph
+from kp2d_ros.settings import Settings
 from kp2d_ros.startup import start_node
 
 RATE = 30.0  # pairs a second that the cameras send: more than can be processed
@@ -31,6 +37,14 @@ CAMERAS = {
     'one node': [f'/both/{side}/' for side in SIDES],
     'two nodes': [f'/{side}/' for side in SIDES],
 }
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the nodes that were fed did for a while."""
+
+    rate: float  # pairs a second
+    spent: float  # ms of processor time a pair, of all nodes
 
 
 class Rig:
@@ -78,9 +92,10 @@ class Rig:
     def __exit__(self, *_: object) -> None:
         self._cleanup.close()
 
-    def feed(self, who: str, seconds: float) -> float:
-        """Pairs a second that are processed."""
+    def feed(self, who: str, seconds: float) -> Window:
+        """Pairs as the cameras send them, and what became of them."""
         before = {camera: self.heard[camera] for camera in CAMERAS[who]}
+        spent = sum(processor_time(process) for process in self._processes)
         began = time.perf_counter()
         due = began
         while (now := time.perf_counter()) < began + seconds:
@@ -89,7 +104,9 @@ class Rig:
             self._spin_until(due)
         self._spin_until(time.perf_counter() + 0.2)  # what is still in work
         counts = [self.heard[camera] - count for camera, count in before.items()]
-        return sum(counts) / len(counts) / seconds
+        pairs = sum(counts) / len(counts)
+        spent = sum(processor_time(process) for process in self._processes) - spent
+        return Window(pairs / seconds, 1e3 * spent / max(pairs, 1))
 
     def ready(self, who: str) -> None:
         """Wait until every camera's images are answered."""
@@ -117,19 +134,44 @@ class Rig:
         return heard
 
 
-def compare(domain: int, parameters: dict[str, Any], seconds: float) -> dict[str, list[float]]:
-    """Pairs a second in each window, of one node and of two, which take turns."""
-    rates: dict[str, list[float]] = {who: [] for who in CAMERAS}
+def compare(domain: int, parameters: dict[str, Any], seconds: float) -> dict[str, list[Window]]:
+    """What one node does, and two nodes, which take turns."""
+    windows: dict[str, list[Window]] = {who: [] for who in CAMERAS}
     with Rig(domain, parameters) as rig:
         for who in CAMERAS:
             rig.ready(who)
         for _ in tqdm(range(max(1, round(seconds / (2 * WINDOW)))), 'stereo'):
             for who in CAMERAS:
-                rates[who].append(rig.feed(who, WINDOW))
-    return rates
+                windows[who].append(rig.feed(who, WINDOW))
+    return windows
 
 
-def ratio_of(rates: dict[str, list[float]]) -> float:
+def ratio_of(windows: dict[str, list[Window]]) -> float:
     """How many times the rate of two nodes one node has, window by window: the median."""
-    one, two = (np.array(rates[who]) for who in CAMERAS)
+    one, two = (np.array([each.rate for each in windows[who]]) for who in CAMERAS)
     return float(np.median(one / np.maximum(two, 1e-9)))
+
+
+def processor_time(process: subprocess.Popen[bytes]) -> float:
+    """Seconds that a process has spent on all cores."""
+    fields = Path(f'/proc/{process.pid}/stat').read_text().rpartition(')')[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+
+
+def inference_alone(parameters: dict[str, Any]) -> float:
+    """Milliseconds of processor time that the network needs for a pair, nothing beside it."""
+    detector = KeypointDetector.load(
+        parameters['model'],
+        runtime=parameters['runtime'],
+        precision=parameters['precision'],
+        threads=parameters['threads'] or None,
+    )
+    pictures = MovingView(default_photograph(), SIZE).pictures()
+    images = np.stack([each.image for each in itertools.islice(pictures, 2)])
+    limit = detector.limit(parameters['max_keypoints'], Settings().nms_radius, masked=False)
+    spent = []
+    for _ in range(25):
+        began = time.process_time()
+        detector.runtime.run(images, limit or 0)
+        spent.append(time.process_time() - began)
+    return 1e3 * float(np.median(spent[5:]))
