@@ -6,7 +6,7 @@ milliseconds a step, where handing them over to another library takes as long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -169,10 +169,33 @@ def _chunks(problem: Problem) -> list[Chunk]:
     return chunks
 
 
+def unexplained(problem: Problem, slope: Matrix, threshold: float) -> tuple[Matrix, Matrix]:
+    """(N, 2) each, weighted: the residuals, and how they change with something else.
+
+    slope  (N, 2) of `seen` by that. What poses and points can follow of it does not count.
+    """
+    linear = linearize(problem, threshold)
+    off = residuals(problem, problem.poses, problem.points)
+    weight = problem.weight * np.sqrt(robust_weights(off, threshold))
+    wanted = -slope * weight[:, None]
+    steps, moves = _solve(problem, replace(linear, off=wanted), _chunks(problem), 1e-6)
+    wanted += np.einsum('nij,nj->ni', linear.by_pose, steps[problem.frame])
+    wanted += np.einsum('nij,nj->ni', linear.by_point, moves[problem.point])
+    return linear.off, wanted
+
+
 def _step(
     problem: Problem, linear: Linear, chunks: list[Chunk], damping: float
 ) -> tuple[Matrix, Matrix]:
     """Return poses and points after one damped Gauss-Newton step."""
+    steps, moves = _solve(problem, linear, chunks, damping)
+    return moved(problem.poses, steps), problem.points + moves
+
+
+def _solve(
+    problem: Problem, linear: Linear, chunks: list[Chunk], damping: float
+) -> tuple[Matrix, Matrix]:
+    """One damped Gauss-Newton step: (F, 6) of the poses and (P, 3) of the points."""
     by_pose, by_point, off = linear.by_pose, linear.by_point, linear.off
     free = np.flatnonzero(~problem.fixed)
     place = np.full(len(problem.poses), -1)
@@ -210,15 +233,14 @@ def _step(
         try:
             steps[free] = np.linalg.solve(matrix.reshape(size, size), right.ravel()).reshape(-1, 6)
         except np.linalg.LinAlgError:
-            return problem.poses, problem.points
+            return steps, np.zeros_like(problem.points)
     # The points follow from the poses, each for itself.
     followed = np.zeros_like(off)
     for number in free:
         slope = by_pose[spans[number]].reshape(-1, 6)
         followed[spans[number]] = (slope @ steps[number]).reshape(-1, 2)
     pulls += _pulls(problem, by_point, followed)
-    move = -_backward(root, _forward(root, pulls[:, None, :])[:, 0])
-    return moved(problem.poses, steps), problem.points + move
+    return steps, -_backward(root, _forward(root, pulls[:, None, :])[:, 0])
 
 
 def _point_roots(problem: Problem, by_point: Matrix, damping: float) -> Matrix:

@@ -61,7 +61,7 @@ class Frame:
     camera: Ints  # (N,)
     pose: Matrix  # (4, 4) from the world
     points: Ints  # (N,) point of the map, -1: none
-    spin: Matrix  # (3,) rad/s about the axes of the frame
+    twist: Matrix  # (6,) how points pass it in a second: translation, rotation
 
     def __len__(self) -> int:
         return len(self.seen)
@@ -95,14 +95,14 @@ class Sights:
     weight: Matrix
     camera: Ints
     points: Ints  # of the map, -1: gone
-    spin: Matrix  # the frame's own array: it gets more accurate with the frame after it
+    twist: Matrix  # the frame's own array: it gets more accurate with the frame after it
 
     @staticmethod
     def of(frame: Frame, placed: Placed) -> Sights:
         rows = np.flatnonzero(frame.points >= 0)
         return Sights(
             placed, frame.seen[rows], frame.raw[rows], frame.late[rows], frame.weight[rows],
-            frame.camera[rows], frame.points[rows], frame.spin,
+            frame.camera[rows], frame.points[rows], frame.twist,
         )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int)
         np.concatenate(camera).astype(np.int64),
         np.eye(4),
         np.full(len(together), -1, np.int64),
-        np.zeros(3),
+        np.zeros(6),
     )
 
 

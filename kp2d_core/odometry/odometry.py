@@ -118,10 +118,11 @@ class Odometry:
             return self._start(frame, State.STARTING)
         if self._lost_for == 0 and self._last is not None:
             guess = self._motion @ self._last.pose
-            self.shutter.expect(self.rig, frame, self._last)
+            self.shutter.expect(self.world, frame, self._last)
             fit = track(self.world, frame, self._last, guess, self.settings, self._random)
             if fit is not None:
                 frame.pose = fit.pose
+                frame.points[fit.rows] = fit.numbers
                 if self.shutter.follow(self.world, self._last, frame):
                     fit = resettle(self.world, frame, fit, self.settings)
                 self._motion = fit.pose @ invert(self._last.pose)
@@ -195,14 +196,15 @@ class Odometry:
         world = self.world
         assert world is not None
         frame.pose = fit.pose
+        frame.points[:] = -1
         frame.points[fit.rows] = fit.numbers
         world.expected[fit.expected] += 1
         world.found[np.unique(fit.numbers)] += 1
         self._lost_for = 0
         keyframe = self._is_keyframe(world, frame)
         if keyframe:
-            self.shutter.update(self.rig, [*world.keyframes, frame])
             add_keyframe(world, frame, self.settings)
+            self.shutter.update(world)
             self._remember(world, frame)
             self._most = 0
         self._place(frame, world.keyframes[-1])
@@ -268,7 +270,8 @@ class Odometry:
 
     def _settle(self, world: Map, sights: Sights) -> None:
         if self.shutter.readout:
-            straighten(self.rig, sights, self.shutter.readout)
+            pose = sights.placed.pose @ sights.placed.keyframe.pose
+            straighten(world, sights, pose, self.shutter.readout)
         settle_placed(world, sights, self.settings)
 
     # After a loss

@@ -11,54 +11,76 @@ from itertools import pairwise
 
 import numpy as np
 
+from kp2d_core.odometry.adjustment import unexplained
 from kp2d_core.odometry.frames import Frame, Map, Rig, Sights
-from kp2d_core.odometry.geometry import Matrix, invert, log_rotation
-from kp2d_core.odometry.pose import slopes
+from kp2d_core.odometry.geometry import Matrix, invert, log_rotation, project
 
 LONGEST_STEP = 0.25  # s between two frames that still tell how fast the camera turned
-MEMORY = 0.96  # share of what was learned that is left after a frame
+MEMORY = 0.5  # share of what was learned that is left after a keyframe
+VIEWS, FEWEST_VIEWS = 10, 4  # keyframes to learn from
 SMALLEST = 0.004  # s; a shorter readout is not worth correcting
 CERTAIN = 6.0  # standard deviations that the readout must be away from zero
+GAIN = 1.5  # what fits the readout so far was chosen, what does not was dropped: go further
 CHANGE = 0.001  # s by which the estimate must change before keyframes are corrected again
-GAIN = 2.5  # points were made with the error and hide a part of it: go further than the frame says
 ROBUST = 2.0  # standard deviations from which on an observation counts less
 
 
-def spin_between(first: Matrix, second: Matrix, seconds: float) -> Matrix | None:
-    """Return the rotation rate (3,), rad/s, between two poses from the world; None: unknown."""
+def twist_between(first: Matrix, second: Matrix, seconds: float) -> Matrix | None:
+    """How points pass a camera between two poses from the world; None: unknown.
+
+    (6,) a second, against the motion: translation in units of the map, rotation in rad.
+    """
     if not 0 < seconds <= LONGEST_STEP:
         return None
-    return log_rotation(first[:3, :3] @ second[:3, :3].T) / seconds
+    back = first @ invert(second)
+    return np.array([*back[:3, 3], *log_rotation(back[:3, :3])]) / seconds
 
 
-def straighten(rig: Rig, view: Frame | Sights, readout: float) -> None:
+def straighten(world: Map, view: Frame | Sights, pose: Matrix, readout: float) -> None:
     """Set `seen` to what the camera would have seen with all rows exposed with the middle one."""
-    view.seen = view.raw + readout * _drift(rig, view)
+    view.seen = view.raw + readout * _drift(world.rig, view, _nearness(world, view, pose))
 
 
-def _drift(rig: Rig, view: Frame | Sights) -> Matrix:
+def _nearness(world: Map, view: Frame | Sights, pose: Matrix) -> Matrix:
+    """(N,) 1 / depth of what the features see; the median of the others where it is not known."""
+    near = np.zeros(len(view.raw))
+    rows = np.flatnonzero(view.points >= 0)
+    depth = project(pose, world.positions[view.points[rows]])[1]
+    ahead = depth > 0
+    rows = rows[ahead]
+    if len(rows):
+        near[:] = np.median(1 / depth[ahead])
+        near[rows] = 1 / depth[ahead]
+    return near
+
+
+def _drift(rig: Rig, view: Frame | Sights, near: Matrix) -> Matrix:
     """(N, 2) by which `seen` changes for each second of readout."""
-    spin = np.broadcast_to(view.spin, (len(view.raw), 3))
+    shift, spin = (np.broadcast_to(part, (len(view.raw), 3)) for part in np.split(view.twist, 2))
     if len(rig.cameras) > 1:
-        spin = np.einsum('nij,nj->ni', rig.mounts[view.camera, :3, :3], spin)
+        mount = rig.mounts[view.camera]
+        shift, spin = (np.einsum('nij,nj->ni', mount[:, :3, :3], part) for part in (shift, spin))
+        shift = shift - np.cross(spin, mount[:, :3, 3])
     x, y = view.raw.T
     a, b, c = (spin * view.late[:, None]).T
-    # spin x (x, y, 1), divided by depth again
-    return np.column_stack([b - c * y - x * (a * y - b * x), c * x - a - y * (a * y - b * x)])
+    u, v, w = (shift * (view.late * near)[:, None]).T
+    # shift / depth + spin x (x, y, 1), divided by depth again
+    ahead = w + a * y - b * x
+    return np.column_stack([u + b - c * y - x * ahead, v + c * x - a - y * ahead])
 
 
-def _spins(stamps: Matrix, poses: Matrix) -> list[Matrix]:
-    """The rotation rate at each of the poses, by those before and after it."""
+def _twists(stamps: Matrix, poses: Matrix) -> list[Matrix]:
+    """The twist at each of the poses, by those before and after it."""
     from_world = invert(poses)
     rates = [
-        spin_between(first, second, seconds)
+        twist_between(first, second, seconds)
         for first, second, seconds in zip(
             from_world[:-1], from_world[1:], np.diff(stamps), strict=True
         )
     ]
     around = ([before, after] for before, after in pairwise([None, *rates, None]))
     known = ([rate for rate in both if rate is not None] for both in around)
-    return [np.mean(both, axis=0) if both else np.zeros(3) for both in known]
+    return [np.mean(both, axis=0) if both else np.zeros(6) for both in known]
 
 
 class Shutter:
@@ -71,36 +93,36 @@ class Shutter:
         self._rate: Matrix | None = None  # rad/s, between the last two frames
         self._information, self._pull = 0.0, 0.0
 
-    def expect(self, rig: Rig, frame: Frame, last: Frame) -> None:
-        """Before the pose of a frame is known: it turns as the last one did."""
-        frame.spin = last.spin.copy()
+    def expect(self, world: Map, frame: Frame, last: Frame) -> None:
+        """Before the pose of a frame is known: it moves as the last one did."""
+        frame.twist = last.twist.copy()
         if self.readout:
-            straighten(rig, frame, self.readout)
+            near = np.full(len(frame), np.median(_nearness(world, last, last.pose)))
+            frame.seen = frame.raw + self.readout * _drift(world.rig, frame, near)
 
     def follow(self, world: Map, last: Frame, frame: Frame) -> bool:
-        """Take up the pose of a frame; return whether its `seen` has changed."""
-        rate = spin_between(last.pose, frame.pose, frame.stamp - last.stamp)
+        """Take up the pose and the points of a frame; return whether its `seen` has changed."""
+        rate = twist_between(last.pose, frame.pose, frame.stamp - last.stamp)
         before, self._rate = self._rate, rate
         if rate is None:
             return False
         if before is None:
-            frame.spin = rate
+            frame.twist = rate
         else:
-            last.spin[:] = (before + rate) / 2
-            frame.spin = rate + (rate - before) / 2
+            last.twist[:] = (before + rate) / 2
+            frame.twist = rate + (rate - before) / 2
             if self.readout:
-                straighten(world.rig, last, self.readout)
-            self._information, self._pull = MEMORY * self._information, MEMORY * self._pull
-            self._learn(world, last, last.pose)
+                straighten(world, last, last.pose, self.readout)
         if self.readout:
-            straighten(world.rig, frame, self.readout)
+            straighten(world, frame, frame.pose, self.readout)
         return self.readout != 0
 
     def forget_motion(self) -> None:
         self._rate = None
 
-    def update(self, rig: Rig, keyframes: list[Frame]) -> None:
-        """Adopt what was learned; correct the keyframes if that changes them."""
+    def update(self, world: Map) -> None:
+        """After a new keyframe: learn, adopt it, and correct the keyframes if that changes them."""
+        self.learn(world)
         if self._known or not self._information:
             return
         learned = self._pull / self._information
@@ -108,43 +130,40 @@ class Shutter:
         wanted = learned if certain and abs(learned) > SMALLEST else 0.0
         if abs(wanted - self.readout) > CHANGE:
             self.readout = wanted
-            for frame in keyframes:
-                straighten(rig, frame, self.readout)
+            for frame in world.keyframes:
+                straighten(world, frame, frame.pose, self.readout)
 
     def correct(self, world: Map, stamps: Matrix, poses: Matrix) -> None:
         """Correct all frames of a map by its poses (N, 4, 4), camera to world."""
-        spins = dict(zip(stamps.tolist(), _spins(stamps, poses), strict=True))
+        twists = dict(zip(stamps.tolist(), _twists(stamps, poses), strict=True))
         for frame in world.keyframes:
-            frame.spin = spins.get(frame.stamp, frame.spin)
-            straighten(world.rig, frame, self.readout)
+            frame.twist = twists.get(frame.stamp, frame.twist)
+            straighten(world, frame, frame.pose, self.readout)
         for sights in world.waiting:
-            sights.spin = spins.get(sights.placed.stamp, sights.spin)
+            sights.twist = twists.get(sights.placed.stamp, sights.twist)
 
-    def _learn(self, world: Map, frame: Frame | Sights, pose: Matrix) -> None:
-        """What the residuals of a frame say of the readout, whatever its pose is."""
-        if self._known:
+    def learn(self, world: Map) -> None:
+        """What the residuals of the last keyframes say of the readout, wherever they may be.
+
+        Poses and points hide most of what the shutter does: what they can explain, after a step
+        of the adjustment towards it, does not count.
+        """
+        frames = world.keyframes[-VIEWS:]
+        if self._known or len(frames) < FEWEST_VIEWS:
             return
-        rows = np.flatnonzero(frame.points >= 0)
-        rows = rows[world.alive[frame.points[rows]]]
-        if len(rows) < 30:
+        problem, numbers = world.problem(frames, [True] + [False] * (len(frames) - 1))
+        if not len(problem.frame):
             return
-        sight = world.sight(frame, rows, frame.points[rows])
-        body = sight.points @ pose[:3, :3].T + pose[:3, 3]
-        jacobian, off, ahead = slopes(sight, body)
-        weight = np.where(ahead, 1 / (1 + (off**2).sum(axis=0) / ROBUST**2), 0.0)
-        by_pose = (jacobian * np.sqrt(weight)).reshape(6, -1)
-        drift = _drift(world.rig, frame)[rows].T * sight.weight * np.sqrt(weight)
-        columns = np.vstack([by_pose, -drift.reshape(1, -1)])
-        normal = columns @ columns.T
-        right = -columns @ (off * np.sqrt(weight)).ravel()
-        try:
-            solved = np.linalg.solve(
-                normal[:6, :6] + 1e-9 * np.diag(np.diag(normal[:6, :6])),
-                np.column_stack([normal[:6, 6], right[:6]]),
-            )
-        except np.linalg.LinAlgError:
-            return
-        information = float(normal[6, 6] - normal[6, :6] @ solved[:, 0])
-        pull = float(right[6] - normal[6, :6] @ solved[:, 1])
-        self._information += information
-        self._pull += GAIN * pull + information * self.readout
+        member = np.zeros(world.count, bool)
+        member[numbers] = True
+        drifts = [
+            _drift(world.rig, frame, _nearness(world, frame, frame.pose))[
+                (frame.points >= 0) & member[frame.points]
+            ]
+            for frame in frames
+        ]
+        off, slope = unexplained(problem, np.concatenate(drifts), ROBUST)
+        information = float((slope**2).sum())
+        self._information = MEMORY * self._information + information
+        self._pull *= MEMORY
+        self._pull += information * self.readout - GAIN * float((slope * off).sum())
