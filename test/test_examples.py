@@ -1,4 +1,4 @@
-"""The scripts of examples/, run as they stand."""
+"""Run the scripts of examples/ without changes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_training_of_your_own(tmp_path):
 
 
 def test_reconstruction(photographs, tmp_path):
-    """Of two images there is no model; test_exchange.py makes one of a real scene."""
+    """Two images are too few for a model; test_exchange.py reconstructs a real scene."""
     pycolmap = pytest.importorskip('pycolmap')
     (tmp_path / 'photographs').mkdir()
     for side in ('left', 'right'):

@@ -1,4 +1,4 @@
-"""How a node's process ends: its exit code, and signals that come early."""
+"""How the process of a node ends: its exit code, and early signals."""
 
 import os
 import subprocess
