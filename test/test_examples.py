@@ -114,7 +114,7 @@ def test_reconstruction(photographs, tmp_path):
         image = cv2.resize(photographs[f'motorcycle_{side}'], None, fx=0.5, fy=0.5)
         write(tmp_path / 'photographs' / f'{side}.png', image)
     output = run('colmap.py', tmp_path / 'photographs', folder=tmp_path)
-    assert '1 pairs show the same thing' in output
+    assert '1 pairs verified' in output
     database = pycolmap.Database.open(tmp_path / 'scene.db')
     assert len(database.read_all_images()) == 2
     database.close()
