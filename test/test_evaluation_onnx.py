@@ -139,7 +139,7 @@ def test_openvinos_own_format(tmp_path, image):
     assert found.keypoints.tolist() == wanted.keypoints.tolist()
     assert found.scores == pytest.approx(wanted.scores, rel=1e-5)
     (tmp_path / 'own.yaml').write_text(text)
-    with pytest.raises(FileError, match='is of OpenVINO: ONNX Runtime cannot open it'):
+    with pytest.raises(FileError, match='is an OpenVINO file: ONNX Runtime cannot open it'):
         onnx_extractor(tmp_path / 'own.yaml')
 
 
