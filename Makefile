@@ -1,4 +1,4 @@
-# Everything happens in .venv, which is made on first use and again when requirements change.
+# Everything runs in .venv, which is created on first use and updated when requirements change.
 # Another Python: `make test PYTHON=python3.12`.
 
 PYTHON ?= python3
@@ -6,10 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements/constraints.txt
 
-# Where a ROS distribution is sourced, its rclpy is seen through the venv and never shadowed;
-# elsewhere wheels of PyPI stand in for it.
+# If a ROS distribution is sourced, the venv uses its rclpy. Otherwise wheels of PyPI replace it.
 ROS_SOURCED := $(shell test -n "$$ROS_DISTRO" && $(PYTHON) -c 'import rclpy' 2>/dev/null && echo yes)
-# A run needs neither torch nor pytest; everything else here needs all.
+# `make run` needs neither torch nor pytest; all other targets need everything.
 TO_RUN := requirements/run.txt
 THE_REST := requirements/train.txt requirements/dev.txt
 ifeq ($(ROS_SOURCED),yes)
@@ -24,10 +23,10 @@ KIND := $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info
 RUNS := $(VENV)/runs-$(KIND)
 READY := $(VENV)/ready-$(KIND)
 
-ifndef TOPIC  # a running robot has settings of its own
-# Nothing that is run here should meet the robots of the neighbours.
+ifndef TOPIC  # a running robot has its own settings
+# Do not connect to other robots in the network.
 export ROS_AUTOMATIC_DISCOVERY_RANGE ?= LOCALHOST
-# Without it Fast DDS loses many of the large messages even on one machine.
+# Without this, Fast DDS loses many large messages even on one machine.
 export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
 export FASTDDS_DEFAULT_PROFILES_FILE ?= $(FASTRTPS_DEFAULT_PROFILES_FILE)
 endif
@@ -45,7 +44,7 @@ run: $(RUNS)  ## start a camera, the keypoint node and a live page; SOURCE=film.
 test: $(READY)  ## run every test
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-# The tests look at a few of these examples, always the same; SEED=7 looks at others.
+# `make test` runs a few fixed examples of these; SEED=7 selects others.
 SEED ?= 0
 fuzz: $(READY)  ## feed damaged files and extreme values for some minutes; SEED=7
 	KP2D_FUZZ=20 $(BIN)/python -m pytest -q test/test_fuzz_*.py --timeout 1800 --hypothesis-seed=$(SEED) $(ARGS)
@@ -68,8 +67,8 @@ endif
 ablation: $(READY)  ## train V0 to V4 of the paper at reduced scale, for hours; DATA=folder HPATCHES=folder
 	$(BIN)/kp2d bench ablation --data '$(DATA)' $(if $(HPATCHES),--hpatches '$(HPATCHES)') $(ARGS)
 
-# Trains the models that ship: small views at a constant rate, then larger ones while it falls to 0.
-# If you stop it, the same command continues; to start again from scratch, remove runs/weights.
+# Trains the shipped models: small views at a constant rate, then larger ones while it falls to 0.
+# If you stop it, the same command continues. To start from scratch, remove runs/weights.
 SMALL_STEPS ?= 30000 8000  # with small views, with large ones
 FAST_STEPS ?= 16000 4000
 BEGIN := --set optimizer.schedule=constant
@@ -85,14 +84,14 @@ after = --init runs/weights/$(1)/last.safetensors
 ifneq ($(filter weights,$(MAKECMDGOALS)),)
 $(if $(DATA),,$(error say what to train on: make weights DATA=folder))
 endif
-weights: $(READY)  ## train the models that ship, for hours; DATA=folder of photographs
+weights: $(READY)  ## train the shipped models, for hours; DATA=folder of photographs
 	$(call train,small-begun,small,$(word 1,$(SMALL_STEPS)) $(BEGIN) $(SMALL_BEGUN))
 	$(call train,small,small,$(word 2,$(SMALL_STEPS)) $(FINISH) $(call after,small-begun))
 	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN) $(TAUGHT))
 	$(call train,fast,fast,$(word 2,$(FAST_STEPS)) $(FINISH) $(TAUGHT) $(call after,fast-begun))
 	@echo 'runs/weights/small/last.safetensors and runs/weights/fast/last.safetensors: --model takes these files'
 
-clean:  ## remove everything that was made here, the environment too
+clean:  ## remove all generated files and the environment
 	rm -rf $(VENV) build install log dist out *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -20,31 +20,31 @@ def files_below(directory: str) -> list[Path]:
 
 
 def package_data(package: str) -> list[str]:
-    """Weights, data, py.typed: whatever is in an import package and is not Python."""
+    """List all files of an import package that are not Python: weights, data, py.typed."""
     found = [path for path in files_below(package) if path.suffix not in ('.py', '.pyc')]
     return [str(path.relative_to(package)) for path in found]
 
 
 def data_files() -> list[tuple[str, list[str]]]:
-    """(directory under the prefix, files): what ROS 2 looks for, relative to the prefix."""
+    """List (directory under the prefix, files) that ROS 2 needs."""
     targets = {'share/ament_index/resource_index/packages': [f'resource/{p}' for p in PACKAGES]}
     for package in PACKAGES:
         targets[f'share/{package}'] = ['package.xml']
-        # The executables of `ros2 run` are links to two scripts: one is the command of its
-        # name, the other the node. Not entry points, whose shebang would be the Python that
-        # ran the build rather than that of the active environment.
+        # The executables of `ros2 run` are links to two scripts, one for commands and one for
+        # nodes. They are not entry points, whose shebang would name the Python of the build
+        # instead of that of the active environment.
         targets[f'lib/{package}'] = [str(path) for path in files_below(f'lib/{package}')]
     for path in [*files_below('launch'), *files_below('config'), *files_below('integrations')]:
         targets.setdefault(f'share/kp2d_ros/{path.parent}', []).append(str(path))
     return list(targets.items())
 
 
-# ROS itself is never a requirement: a distribution brings its own, and pip must not shadow it.
-# Nor is OpenCV: pip cannot see the one of apt or of JetPack, and would put another (and with
-# it a NumPy that breaks the distribution's cv_bridge) in front of it.
+# ROS is not a requirement: a distribution has its own, and pip must not shadow it. Neither is
+# OpenCV: pip does not see the one of apt or JetPack, and would install another in front of it,
+# with a NumPy that breaks cv_bridge of the distribution.
 REQUIRED = ['numpy>=1.21', 'PyYAML>=5.4', 'safetensors>=0.4', 'tqdm>=4.57']
 EXTRAS = {
-    # All that a machine without ROS needs to run a model; `kp2d` (packaging/kp2d) brings it.
+    # Everything to run a model on a machine without ROS; `kp2d` (packaging/kp2d) installs it.
     'run': ['opencv-contrib-python-headless>=4.8', 'openvino>=2024.4', 'onnx>=1.16'],
     'opencv': ['opencv-contrib-python-headless>=4.8'],
     'onnxruntime': ['onnxruntime>=1.16'],
@@ -64,7 +64,7 @@ EXTRAS = {
         'ros-std-srvs~=5.3',
         'ros-nav-msgs~=5.3',
     ],
-    'test': ['pytest', 'pytest-timeout'],  # what tells `colcon test` to run pytest
+    'test': ['pytest', 'pytest-timeout'],  # makes `colcon test` run pytest
     'dev': [
         'pytest',
         'pytest-cov',

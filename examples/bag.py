@@ -1,4 +1,4 @@
-"""Keypoints of the images in a ROS bag, without ROS: python bag.py DRIVE.mcap [/TOPIC]"""
+"""Find keypoints in the images of a ROS bag, without ROS: python bag.py DRIVE.mcap [/TOPIC]"""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from kp2d_core import KeypointDetector
 from kp2d_core.bags import decode_image, image_connections, open_bag
 
 path = Path(sys.argv[1])
-topic = sys.argv[2] if len(sys.argv) > 2 else None  # None: every topic with images
+topic = sys.argv[2] if len(sys.argv) > 2 else None  # None: all topics with images
 detector = KeypointDetector.load()
 
 with open_bag(path) as reader:

@@ -1,6 +1,6 @@
-"""A camera in ROS 2: publish a webcam or a video: python camera.py 0, or FILM.mp4
+"""Publish a webcam or a video as a ROS 2 camera: python camera.py 0, or FILM.mp4
 
-The keypoint node beside it: ros2 launch kp2d_ros keypoints.launch.py image:=/camera/image_raw
+Start the keypoint node: ros2 launch kp2d_ros keypoints.launch.py image:=/camera/image_raw
 """
 
 import sys
@@ -20,7 +20,7 @@ publisher = node.create_publisher(Image, 'camera/image_raw', 10)
 
 def publish() -> None:
     read, frame = video.read()
-    if not read:  # from the beginning again
+    if not read:  # start again
         video.set(cv2.CAP_PROP_POS_FRAMES, 0)
         return
     height, width = frame.shape[:2]

@@ -14,7 +14,7 @@ detector = KeypointDetector.load()
 features = detector.detect([root / name for name in names], max_keypoints=2000)
 images = Named(root, names, features)
 verified = save_colmap(Path('scene.db'), images, match_all(images, choose_pairs(names)))
-print(f'{verified} pairs show the same thing')
+print(f'{verified} pairs verified')
 
 for number, model in pycolmap.incremental_mapping('scene.db', root, '.').items():
     print(f'model {number}: {model.num_reg_images()} of {len(names)} images')

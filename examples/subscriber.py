@@ -1,6 +1,6 @@
 """Receive keypoints from the node: python subscriber.py
 
-The node: ros2 launch kp2d_ros keypoints.launch.py image:=/camera/image_raw
+Start the node: ros2 launch kp2d_ros keypoints.launch.py image:=/camera/image_raw
 """
 
 from contextlib import suppress

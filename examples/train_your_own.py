@@ -16,7 +16,7 @@ for step in range(8):
     bright, dim = network(normalise(images)), network(normalise(dark))
     points = bright.keypoints.flatten(2).transpose(1, 2).detach()  # (B, N, 2), in pixels
     similarity = network.describe(bright, points) @ network.describe(dim, points).transpose(1, 2)
-    own = torch.arange(points.shape[1]).repeat(len(images))  # each descriptor should match itself
+    own = torch.arange(points.shape[1]).repeat(len(images))  # each point should match itself
     loss = cross_entropy(similarity.flatten(0, 1) / 0.07, own)
     optimizer.zero_grad()
     loss.backward()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kp2d_core.checks import shown, whole
+from kp2d_core.checks import setting, shown, whole
 
 CELL = 8  # pixels, the stride of the encoder; image sides are padded to a multiple of it
 LEAKY_SLOPE = 0.01  # of every LeakyReLU
@@ -33,7 +33,7 @@ def inner_cells(rows: int, columns: int) -> NDArray[np.bool_]:
     return inner
 
 
-FIELD_TYPES = {'variant': str, 'cross_border': bool, 'upsample': bool, 'context': bool}
+CHECKED_TYPES = {'bool': bool, 'str': str}
 
 BEYOND_THE_PAPER = ('cell', 'context', 'saliency', 'stem')
 
@@ -68,25 +68,28 @@ class Layer:
 class Architecture:
     """The settings that determine the weights of a KeyPointNet and their meaning."""
 
-    variant: str = 'v4'  # its name in tables and file metadata
-    width: int = 32  # channels of the first block; the next ones double it
-    descriptor_size: int = 256  # length of a descriptor
-    cross_border: bool = True  # keypoints may leave their cell: offsets of ±7 px instead of ±3.5
-    upsample: bool = True  # descriptors at 1/4 of the resolution instead of 1/8
+    variant: str = setting('v4', 'name of the network')
+    width: int = setting(32, 'channels of the first block; each further block doubles them')
+    descriptor_size: int = setting(256, 'numbers in a descriptor')
+    cross_border: bool = setting(
+        True, 'true: keypoints up to 7 px from the centre of their cell; false: 3.5 px'
+    )
+    upsample: bool = setting(True, 'true: descriptors at 1/4 of the resolution; false: 1/8')
     # Not in the paper, whose networks have one keypoint per 8x8 pixels and separate heads:
-    cell: int = 8  # one keypoint per cell x cell pixels; with 4, all heads share a decoder at 1/4
-    context: bool = False  # a fifth block, at 1/16 of the resolution
-    saliency: int = 0  # channels of the stage that refines locations at full resolution; 0: off
-    stem: int = 1  # 2: the first block runs at half the resolution and saves a third of the time
+    cell: int = setting(CELL, 'one keypoint per 8x8 pixels; 4: smaller cells, one decoder')
+    context: bool = setting(False, 'true: a fifth block at 1/16 of the resolution')
+    saliency: int = setting(
+        0, 'channels of the stage that refines locations at full resolution; 0: no refinement'
+    )
+    stem: int = setting(1, '2: the first block runs at half the resolution')
 
     def __post_init__(self) -> None:
         for name in ('width', 'descriptor_size'):
             whole(getattr(self, name), name, least=1, most=4096)
-        for name, kind in FIELD_TYPES.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(
-                    f'{name} must be a {kind.__name__}, got {shown(getattr(self, name))}'
-                )
+        for item in fields(Architecture):
+            kind, value = CHECKED_TYPES.get(str(item.type)), getattr(self, item.name)
+            if kind is not None and not isinstance(value, kind):
+                raise ValueError(f'{item.name} must be a {kind.__name__}, got {shown(value)}')
         whole(self.saliency, 'saliency', least=0, most=256)
         if whole(self.cell, 'cell') not in (4, CELL):
             raise ValueError(f'cell must be 4 or {CELL}, got {shown(self.cell)}')
@@ -234,7 +237,7 @@ VARIANTS: dict[str, Architecture] = {
     'v3': Architecture('v3'),
     'v4': Architecture('v4'),
     'half': Architecture('half', width=16, descriptor_size=128),
-    # What ships: distinct places, exact to a fraction of a pixel (docs/training.md).
+    # Distinct places, located to a fraction of a pixel (docs/training.md).
     'small': Architecture(
         'small', width=16, descriptor_size=128, cell=4, context=True, saliency=8
     ),

@@ -18,7 +18,7 @@ BROWSER = next(
 
 
 class Chromium:
-    """One page; ended on leaving the block."""
+    """One page in a browser, which ends with the `with` block."""
 
     def __init__(self, profile: Path) -> None:
         assert BROWSER is not None
@@ -63,12 +63,12 @@ class Chromium:
         self._send('Page.navigate', url=address)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self._send('Runtime.evaluate', expression=expression, returnByValue=True)
         return answer['result'].get('value')
 
     def wait(self, expression: str, timeout: float = 30.0) -> Any:
-        """Until the expression is true."""
+        """Wait until the expression is true."""
         end = time.monotonic() + timeout
         while not (value := self.evaluate(expression)):
             assert time.monotonic() < end, f'never true in the page: {expression}'
@@ -76,7 +76,7 @@ class Chromium:
         return value
 
     def screenshot(self) -> str:
-        """PNG in base64."""
+        """Return a PNG in base64."""
         return self._send('Page.captureScreenshot')['data']
 
     def _send(self, method: str, **parameters: Any) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What several test files share: photographs that come with scikit-image, and optional data."""
+"""Shared fixtures: the photographs of scikit-image, and optional data."""
 
 import os
 from pathlib import Path
 
-# Read by OpenMP when torch is loaded, here and in the processes that tests start: threads that
-# wait give their core away. Spinning, two busy processes on two cores slow each other tenfold.
+# OpenMP reads this when torch is loaded, here and in the processes that tests start: waiting
+# threads sleep. If they spin, two busy processes on two cores slow each other down tenfold.
 os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 import cv2
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Inside the wheel of every scikit-image: nothing is downloaded.
+# These are in every wheel of scikit-image, so nothing is downloaded.
 PHOTOGRAPHS = (
     'astronaut.png',
     'chelsea.png',
@@ -24,7 +24,7 @@ PHOTOGRAPHS = (
 )
 
 
-# What a robot need not have: tests that want it are skipped there, as `colcon test` runs them.
+# Packages that a robot may lack: `colcon test` skips the tests that need them.
 OPTIONAL = {
     'catkin_pkg', 'colcon_core', 'h5py', 'launch_ros', 'matplotlib', 'onnx', 'onnxruntime',
     'openvino', 'PIL', 'psutil', 'pycolmap', 'rclpy', 'rosbags', 'safetensors', 'scipy', 'skimage',
@@ -33,7 +33,7 @@ OPTIONAL = {
 
 
 def lacking(error: BaseException | None) -> str:
-    """The optional package whose absence an error is about; '' if it is about something else."""
+    """Return the optional package that is missing according to the error, or ''."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             package = error.name.partition('.')[0]
@@ -46,7 +46,7 @@ def lacking(error: BaseException | None) -> str:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector):
-    """A file that cannot even be imported without an optional package."""
+    """Skip a file that cannot be imported without an optional package."""
     report = (yield).get_result()
     call = getattr(report, 'call', None)
     if report.failed and call is not None and (package := lacking(call.excinfo.value.__cause__)):
@@ -74,7 +74,7 @@ def photographs() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope='session')
 def shared_data() -> Path:
-    """The optional larger data; without it the test is skipped."""
+    """The folder of optional larger data; skip the test without it."""
     directory = Path(os.environ.get('KP2D_DATA', ROOT.parent / 'shared' / 'data'))
     if not directory.is_dir():
         pytest.skip(f'no data in {directory}; set KP2D_DATA to where it is')
@@ -83,7 +83,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope='session', autouse=True)
 def own_cache(tmp_path_factory):
-    """Nothing that tests compile comes from, or stays in, the user's cache."""
+    """Use a temporary cache for compiled networks instead of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
         yield
@@ -94,7 +94,7 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def model(tmp_path_factory) -> Path:
-    """Small and quick, with keypoints that follow the image."""
+    """A small, fast model whose keypoints follow the image."""
     from models import write_responsive_model
 
     return write_responsive_model(tmp_path_factory.mktemp('model'))
@@ -107,7 +107,7 @@ def picture(photographs) -> np.ndarray:
 
 @pytest.fixture
 def domain() -> int:
-    """A ROS domain where nobody else is."""
+    """A ROS domain that nobody else uses."""
     from robot import new_domain
 
     return new_domain()

@@ -1,7 +1,8 @@
-"""Decodes random images with cv_bridge and with ours, in any Python that has cv_bridge; as JSON.
+"""Decode random images with cv_bridge and with our decoder, and print the differences as JSON.
 
-Run by test_cv_bridge.py. Prints whether the node would use it, and of each encoding how far
-cv_bridge, and how far the node's decoder with it, are from ours at most; or why it refuses.
+test_cv_bridge.py runs this in a Python that has cv_bridge. The output says whether the node would
+use cv_bridge. For each encoding it has the largest differences of cv_bridge, and of the node with
+cv_bridge, from our decoder, or the reason why cv_bridge refuses it.
 """
 
 from __future__ import annotations

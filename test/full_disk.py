@@ -1,4 +1,4 @@
-"""A real full disk: a file system in memory with little room, seen by one process alone."""
+"""A real full disk: a small file system in memory, visible to one process only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 def run_on_full_disk(
     command: list[str], folder: Path, room: str, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command for which `folder` has only so much room ('16k'); skip where nobody may."""
+    """Run a command with limited room ('16k') in `folder`; skip without permission to mount."""
     if shutil.which('unshare') is None:
         pytest.skip('unshare is not installed')
     folder.mkdir()

@@ -1,8 +1,8 @@
-"""A stand-in for rclpy of Humble: this rclpy without what was added since, as far as we use it.
+"""A substitute for the rclpy of Humble: this rclpy without the newer features that we use.
 
-Humble's own rclpy is on no registry. What is taken away here was read in its sources (3.3.15): the
-modules clock_type and event_handler (which was qos_event, without `matched`), callbacks after
-parameters were set, callbacks that take a MessageInfo, and Subscription.get_publisher_count.
+No registry has Humble's own rclpy. According to its sources (3.3.15) it lacks the modules
+clock_type and event_handler (it has qos_event, without `matched`), callbacks after parameters are
+set, callbacks with a MessageInfo, and Subscription.get_publisher_count.
 Run as `python -m humble kp2d_ros.keypoint_node --ros-args ...`.
 """
 

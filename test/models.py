@@ -18,7 +18,7 @@ def random_checkpoint(variant: str = 'half', seed: int = 0) -> Checkpoint:
 
 
 def untrained(architecture: Architecture, seed: int = 0) -> Checkpoint:
-    """With statistics of its own, so that nothing hides behind zeros and ones."""
+    """Make random weights with real batch norm statistics instead of zeros and ones."""
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
     network = KeyPointNet(architecture)
@@ -42,7 +42,7 @@ def write_random_model(folder: Path, variant: str = 'half', seed: int = 0) -> Pa
 
 
 def write_responsive_model(folder: Path, gain: float = 3.0) -> Path:
-    """Louder weights: untrained still, but what it finds moves along with the image."""
+    """Write an untrained model with larger weights, whose keypoints move with the image."""
     quiet = random_checkpoint('half')
     weights = {
         name: value * value.dtype.type(gain) if value.ndim == 4 else value

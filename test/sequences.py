@@ -9,7 +9,7 @@ import numpy as np
 
 
 def write_sequences(folder: Path, photographs: dict[str, np.ndarray]) -> Path:
-    """v_astronaut is seen from elsewhere, i_coffee gets darker; i_same does not change at all."""
+    """Write v_astronaut (another viewpoint), i_coffee (darker) and i_same (no change)."""
     views = {
         'v_astronaut': [
             np.array([[0.95, 0.05, 10], [-0.05, 0.97, 15], [1e-5, 2e-5, 1]]),

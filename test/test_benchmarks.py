@@ -1,4 +1,4 @@
-"""`kp2d bench` runs and its figures are what they say; how fast things are is not tested."""
+"""`kp2d bench` runs and reports plausible figures; speed itself is not tested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kp2d_core.runtimes.torch import TorchRuntime
 
 
 def test_bench_measures_all_runtimes_in_one_run(tmp_path, capsys):
-    """With a network of somebody else beside them: here a single convolution."""
+    """And a network of other authors, here a single convolution."""
     value = onnx.helper.make_tensor_value_info
     kernel = onnx.numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), 'kernel')
     graph = onnx.helper.make_graph(

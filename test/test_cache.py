@@ -1,4 +1,4 @@
-"""Compiled graphs on disk, whatever library compiled them: whole, found again, within a bound."""
+"""The cache of compiled graphs: complete files, found again, limited in size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our model files: what goes in comes out, what is broken is refused in a sentence."""
+"""Model files: a round trip keeps everything, damaged files are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_missing_file_and_unknown_name(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(path):
-    """A file size limit stands in for a full disk: the write really fails half-way."""
+    """A limit of the file size replaces a full disk: the write fails half-way."""
     save_checkpoint(path, random_checkpoint('half'))
     before = path.read_bytes()
     script = (

@@ -1,4 +1,4 @@
-"""Numbers and documents from outside: finite, in range, tame; else one ValueError."""
+"""Checks of numbers and documents: finite, in range, limited in size; else a ValueError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a user types or a file holds: one sentence and exit code 2, never a traceback."""
+"""Whatever a user types or a file contains: one sentence and exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def here(tmp_path, monkeypatch, photographs) -> Path:
 
 
 def sentence_of(arguments: list[str], capfd) -> str:
-    """What the command says; it must be one line, after argparse's usage if that refuses it."""
+    """Return the message of the command, which must be one line (after argparse's usage)."""
     try:
         code = main([str(argument) for argument in arguments])
     except SystemExit as stop:
@@ -123,7 +123,7 @@ def test_odd_recipes(text, here, capfd):
 
 
 def with_metadata(source: Path, target: Path, **changes: str) -> None:
-    """The same weights, with other words about them."""
+    """Copy a model with changed metadata."""
     from safetensors import safe_open
 
     with safe_open(source, framework='np') as file:
@@ -240,7 +240,7 @@ def test_a_full_disk_where_the_output_goes():
 
 
 def test_a_full_disk_where_files_go(here, model):
-    """Every command that writes, one after the other; nothing half written stays."""
+    """Every command that writes; none leaves a partial file."""
     full = here / 'full'
     commands = {
         'extract': f'extract photos -o {full}/e --overlay --model {model}',
@@ -328,7 +328,7 @@ def test_a_fault_of_ours_is_told_with_what_to_report(here, monkeypatch, capfd):
 
 
 def test_every_number_of_a_recipe_is_checked():
-    """By type, wherever it stands: there is no other way in."""
+    """By type, wherever it is: all values pass the same check."""
     from kp2d_core.training.recipes import config_from_dict
 
     def leaves(values, path=()):

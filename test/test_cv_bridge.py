@@ -1,7 +1,7 @@
-"""Our decoding beside the real cv_bridge, where some Python of this machine has it.
+"""Compare our decoder with the real cv_bridge, if a Python of this machine has it.
 
-That is this one with ROS sourced, the system's with Debian's python3-cv-bridge, or the one that
-KP2D_CV_BRIDGE_PYTHON names.
+That is this Python with ROS sourced, the system's with python3-cv-bridge of Debian, or the one in
+KP2D_CV_BRIDGE_PYTHON.
 """
 
 from __future__ import annotations

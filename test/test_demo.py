@@ -1,4 +1,4 @@
-"""The first look, and with it the weights that ship: they match two views of a photograph."""
+"""The demo: the shipped weights match two views of a photograph."""
 
 from __future__ import annotations
 

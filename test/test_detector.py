@@ -36,7 +36,7 @@ def test_no_limits_gives_every_cell_with_a_score_as_the_paper_evaluates(detector
 
 
 def test_the_features_are_those_of_the_network(detector, image):
-    """Against the network's maps, cell by cell."""
+    """Compared with the maps of the network, cell by cell."""
     network = KeyPointNet.from_checkpoint(random_checkpoint())
     with torch.no_grad():
         maps = network(normalise(torch.from_numpy(image.copy())[None]))
@@ -173,7 +173,7 @@ def test_bad_options_are_named(detector, image, options, message):
 
 
 def assert_same(features, alone):
-    """But for the order of points whose scores differ in the last digit."""
+    """Except for the order of points whose scores differ in the last digit."""
     assert features.image_size == alone.image_size and len(features) == len(alone)
     np.testing.assert_allclose(features.scores, alone.scores, atol=1e-5)
     same = np.isclose(features.keypoints, alone.keypoints, atol=1e-2).all(axis=1)
@@ -182,7 +182,7 @@ def assert_same(features, alone):
 
 
 def test_a_list_gives_what_its_images_give_alone(photographs):
-    """In one run for all of a size; the order is that of the list, whatever the sizes are."""
+    """Images of one size run together; the results are in the order of the list."""
     detector = KeypointDetector.load('small', runtime='torch')
     first, second = (photographs[name][:120, :160] for name in ('coffee', 'astronaut'))
     other = photographs['chelsea'][:96, :128]
@@ -237,7 +237,7 @@ def test_integers_of_numpy_are_integers(detector, image):
 
 
 def test_an_image_that_costs_gigabytes_is_refused_or_shrunk(detector, photographs):
-    """As a flipped byte in the header of a VGA JPEG makes one: 2.7 GB and 15 s."""
+    """A flipped byte in the header of a VGA JPEG can make one: 2.7 GB and 15 s."""
     tall = np.resize(photographs['coffee'], (32736, 640, 3))
     with pytest.raises(ValueError, match='would run at 640x32736 pixels, more than the 16 mega'):
         detector.detect(tall)

@@ -1,4 +1,4 @@
-"""Folders in HPatches layout: whole, incomplete and odd ones."""
+"""Folders in HPatches layout: complete, incomplete and invalid ones."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def spot(size, centre):
 
 
 def middle(image):
-    """Of what is bright."""
+    """The centre of the bright pixels."""
     y, x = np.mgrid[: image.shape[0], : image.shape[1]]
     return np.array([(x * image).sum(), (y * image).sum()]) / image.sum()
 

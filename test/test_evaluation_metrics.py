@@ -1,4 +1,4 @@
-"""The paper's metrics on cases small enough to work out by hand."""
+"""The paper's metrics on small cases computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The motion test: exact points give the exact motion, in both layouts; bad folders are told."""
+"""The motion test: exact points give the exact motion in both layouts; bad folders are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pose(time: float) -> np.ndarray:
 
 
 def scene(lens: np.ndarray, beside: float = 0.0):
-    """An extractor that knows where 300 things are: the frame's number is its first pixel."""
+    """An extractor that projects 300 known points; the first pixel is the number of the frame."""
     random = np.random.default_rng(0)
     things = random.uniform((-3, -2, 10), (3, 2, 25), (300, 3))
     descriptors = random.normal(size=(300, 32)).astype(np.float32)
@@ -124,7 +124,7 @@ def test_points_that_cannot_be_matched_fail(tum):
 
 
 def test_far_things_count_too(kitti):
-    """OpenCV leaves out what is more than 50 times as far as the camera went, if it may."""
+    """By default OpenCV ignores points farther away than 50 times the translation."""
     path = load_camera_path(kitti)
     slowly = path.poses.copy()
     slowly[:, :3, 3] = [pose(i)[:3, 3] * 0.2 + BESIDE * pose(i)[:3, 0] for i in range(FRAMES)]

@@ -1,4 +1,4 @@
-"""Foreign extractors through their YAML description, by the real ONNX Runtime and OpenVINO."""
+"""Extractors described by YAML files, run by the real ONNX Runtime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_normalised_coordinates(tmp_path, image):
 
 @pytest.mark.parametrize(('size', 'text'), [((32, 64), ''), (('h', 'w'), 'multiple_of: 32\n')])
 def test_sizes_that_the_model_wants(tmp_path, size, text):
-    """Keypoints come back in the pixels of the image given, half a pixel and all."""
+    """Keypoints are in pixels of the given image, including the half-pixel shift."""
     write_model(tmp_path, size=size)
     image = np.full((16 if size[0] == 32 else 40, 32, 3), 100, np.uint8)
     features = onnx_extractor(describe(tmp_path, text))(image)
@@ -139,7 +139,7 @@ def test_openvinos_own_format(tmp_path, image):
     assert found.keypoints.tolist() == wanted.keypoints.tolist()
     assert found.scores == pytest.approx(wanted.scores, rel=1e-5)
     (tmp_path / 'own.yaml').write_text(text)
-    with pytest.raises(FileError, match='is of OpenVINO: ONNX Runtime cannot open it'):
+    with pytest.raises(FileError, match='is an OpenVINO file: ONNX Runtime cannot open it'):
         onnx_extractor(tmp_path / 'own.yaml')
 
 

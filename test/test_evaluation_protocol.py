@@ -1,4 +1,4 @@
-"""The protocol from folders to figures, with OpenCV's own methods as extractors."""
+"""The protocol from folders to figures, with OpenCV's methods as extractors."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_settings_are_checked(sequences, wrong):
 
 
 def test_copies_gain_nothing_unless_they_count(sequences, sift):
-    """Every point three times, half a pixel apart: the figures are those of the points."""
+    """With every point three times, half a pixel apart, the figures stay the same."""
     extract, random = baseline('sift'), np.random.default_rng(0)
 
     def copying(image):

@@ -1,4 +1,4 @@
-"""Scores as probabilities and sigmas as expected errors, on data whose truth is known."""
+"""Scores as probabilities and sigmas as expected errors, on data with known ground truth."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_distance_is_in_the_pixels_of_the_point():
 
 
 def noisy_pair(truth, times=1.0, count=60):
-    """Points off the truth by their sigmas, which are said to be so many times as large."""
+    """Points with errors of their sigma; the stated sigma is `times` the true one."""
     random = np.random.default_rng(0)
     points = random.uniform((60, 50), (250, 190), (count, 2))
     sigmas = random.uniform(0.1, 0.5, (2, count))

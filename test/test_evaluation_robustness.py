@@ -1,4 +1,4 @@
-"""Robustness curves: the pairs that are made have the homography that is claimed."""
+"""Robustness curves: the pairs have the stated homography."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_homography_is_true(change, photograph):
 
 
 def centroid(view):
-    """Of what is brighter than the background, around the brightest part."""
+    """The centre of the pixels brighter than the background, around the brightest one."""
     weights = view.mean(axis=2) - np.median(view)
     y, x = np.mgrid[: view.shape[0], : view.shape[1]]
     top = np.unravel_index(cv2.blur(weights, (9, 9)).argmax(), weights.shape)

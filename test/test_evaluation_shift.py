@@ -1,4 +1,4 @@
-"""Tests on shifted photographs: what follows the image is told from what sits on a grid."""
+"""The shift test separates points that follow the image from points that sit on a grid."""
 
 from __future__ import annotations
 

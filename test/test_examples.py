@@ -1,4 +1,4 @@
-"""The scripts of examples/, run as they stand."""
+"""Run the scripts of examples/ without changes."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_training_of_your_own(tmp_path):
 
 
 def test_reconstruction(photographs, tmp_path):
-    """Of two images there is no model; test_exchange.py makes one of a real scene."""
+    """Two images are too few for a model; test_exchange.py reconstructs a real scene."""
     pycolmap = pytest.importorskip('pycolmap')
     (tmp_path / 'photographs').mkdir()
     for side in ('left', 'right'):
         image = cv2.resize(photographs[f'motorcycle_{side}'], None, fx=0.5, fy=0.5)
         write(tmp_path / 'photographs' / f'{side}.png', image)
     output = run('colmap.py', tmp_path / 'photographs', folder=tmp_path)
-    assert '1 pairs show the same thing' in output
+    assert '1 pairs verified' in output
     database = pycolmap.Database.open(tmp_path / 'scene.db')
     assert len(database.read_all_images()) == 2
     database.close()

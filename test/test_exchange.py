@@ -1,4 +1,4 @@
-"""What other tools read: .npz files, hloc's HDF5, COLMAP's database; and a scene out of it."""
+"""Files for other tools: .npz, HDF5 of hloc, COLMAP databases; a scene reconstructed from one."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def rms_after_alignment(places, truth):
     ],
 )
 def test_colmap_knows_our_lenses(distortion, model, expected):
-    """Its projection of the same rays is ours, but for the half pixel."""
+    """COLMAP projects the same rays to the same pixels, except for the half pixel."""
     pycolmap = pytest.importorskip('pycolmap')
     ours = Camera.create((640, 480), [[300, 0, 320], [0, 310, 240], [0, 0, 1]], distortion, model)
     name, parameters = colmap_camera(ours)

@@ -1,4 +1,4 @@
-"""The ONNX graph: what it computes, what it says of itself, what it refuses."""
+"""The ONNX graph: its outputs, its metadata, its errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(model: onnx.ModelProto, image: np.ndarray) -> list[np.ndarray]:
 
 @pytest.mark.parametrize('variant', ['v0', 'v1', 'v4', 'half', 'small', 'fast'])
 def test_every_cell_is_as_in_torch(variant, image):
-    """All cells asked for, put in order of cell: nothing is left to the order of near ties."""
+    """All cells, sorted by cell, so that the order of near ties does not matter."""
     checkpoint = random_checkpoint(variant)
     everything = profile_of_all(checkpoint)
     cell, cells = everything.cell, everything.cells
@@ -63,7 +63,7 @@ def profile_of_all(checkpoint, **others) -> Profile:
 
 
 class Lean(Architecture):
-    """A network with other layers: what follows from the table must follow it."""
+    """A network with other layers: everything derived from the table must follow it."""
 
     def layers(self) -> dict[str, Layer]:
         changes = {
@@ -99,7 +99,7 @@ def by_place(outputs) -> list[np.ndarray]:
 
 @pytest.mark.parametrize('variant', ['v0', 'v4', 'half', 'small'])
 def test_sparse_last_convolution_is_the_dense_one(variant, image):
-    """Over all cells, those at the border included, where the convolution's padding counts."""
+    """Over all cells, including the border, where the padding of the convolution counts."""
     checkpoint = random_checkpoint(variant)
     everything = profile_of_all(checkpoint)
     sparse = run(build_graph(checkpoint, everything, dense=False), image)
@@ -143,7 +143,7 @@ def test_mono_graph_gives_what_gray_as_rgb_gives(image):
 
 
 def test_batch_norm_is_folded_exactly(image):
-    """conv1a alone, folded, against torch's convolution and batch norm."""
+    """The folded conv1a, compared with convolution and batch norm of torch."""
     checkpoint = random_checkpoint('half')
     weight, bias = fold(checkpoint)['conv1a']
     pixels = torch.from_numpy(image.astype(np.float32)).permute(0, 3, 1, 2)
@@ -184,7 +184,7 @@ def test_metadata_tells_what_is_inside(tmp_path):
 
 
 def test_same_model_and_profile_give_the_same_bytes():
-    """So that an engine built ahead of time is found again."""
+    """An engine that was built in advance must be found again."""
     checkpoint = random_checkpoint('half')
     graphs = [build_graph(checkpoint, profile()).SerializeToString() for _ in range(2)]
     assert graphs[0] == graphs[1]

@@ -1,4 +1,4 @@
-"""`kp2d export`: files, engines ahead of time, mistakes. int8 is in test_export_int8.py."""
+"""`kp2d export`: files, engines, mistakes. int8 is in test_export_int8.py."""
 
 from __future__ import annotations
 

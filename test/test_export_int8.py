@@ -1,4 +1,4 @@
-"""int8: ranges, weights, the same results by all runtimes, and what it costs."""
+"""int8: ranges, weights, equal results of all runtimes, loss of quality."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def calibrated(photographs) -> dict[str, tuple[Checkpoint, dict[str, float]]]:
 def test_int8_says_of_each_cell_nearly_what_fp32_says(
     runtime, dense, variant, calibrated, photographs
 ):
-    """Of every cell: which ones untrained weights rank first is left to chance."""
+    """All cells, because the order of untrained scores is random."""
     checkpoint, ranges = calibrated[variant]
     cell = checkpoint.architecture.cell
     cells = SIZE[0] * SIZE[1] // cell**2

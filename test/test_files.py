@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whoever is killed, and folders with one at work in them."""
+"""Files are complete or absent, even if a process is killed; folders are locked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parts(folder) -> list[str]:
 
 @pytest.fixture
 def next_start(monkeypatch):
-    """As in a process that has written nothing yet."""
+    """Like a process that has written nothing yet."""
     monkeypatch.setattr(files, '_cleaned', set())
 
 

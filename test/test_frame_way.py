@@ -1,4 +1,4 @@
-"""The way of a frame through a real node, from the camera's message to ours: which files it is."""
+"""The path of a frame through a real node, from image message to keypoints, by file."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from kp2d_ros.bridge import image_message
 from kp2d_ros.camera.moving_view import MovingView, default_photograph
 from kp2d_ros.keypoint_node import KeypointNode
 
-# In the order of the first step in each, as CONTRIBUTING.md explains them.
+# In the order of their first step, as in CONTRIBUTING.md.
 WAY = (
     'kp2d_ros/inputs.py',
     'kp2d_ros/pipeline.py',
@@ -33,9 +33,9 @@ WAY = (
     'kp2d_core/verification.py',
     'kp2d_ros/outputs.py',
 )
-# A stage of the way, against what a value tells of itself (`len(features)`, `frame.size`).
+# Steps of the path, as opposed to properties of a value (`len(features)`, `frame.size`).
 VALUES = ('Features.', 'Matches.', 'Camera.', 'Frame.', 'Known.')
-# What runs beside a frame: timers, and messages that are no images.
+# Code that runs besides the frame: timers, and messages other than images.
 BESIDE = ('Input._look_at_graph', 'Input._camera_info_arrived', 'KeypointNode._report')
 SIZE = (320, 240)
 

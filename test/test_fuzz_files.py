@@ -1,4 +1,4 @@
-"""Damaged files and documents: whatever is in them, a result or one sentence; no crash."""
+"""Damaged files and documents give a result or one sentence, never a crash."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """OpenCV tells of every damaged file."""
+    """Silence OpenCV, which logs every damaged file."""
     before = cv2.utils.logging.getLogLevel()
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     yield
@@ -341,7 +341,7 @@ def test_compiled_graphs(folder, data):
 
 
 def test_the_undamaged_ones_are_read(folder):
-    """Else all of the above would pass with everything refused."""
+    """Otherwise the tests above would pass if everything were refused."""
     for suffix in FORMATS:
         assert decode_compressed(SimpleNamespace(format='', data=picture(suffix))).size
     (folder / 'a.png').write_bytes(picture('.png'))

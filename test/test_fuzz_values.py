@@ -1,4 +1,4 @@
-"""Wild arguments, arrays, messages and requests: a result that holds together or one sentence."""
+"""Random arguments, arrays, messages and requests give a consistent result or one sentence."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ WILD = {
 
 
 def seen_at(time: float) -> Features:
-    """What a camera sees of the scene that goes by it."""
+    """The features of a camera that passes a scene."""
     points = SCENE - [0.15 * time, 0, 0.05 * time]
     pixels = points[:, :2] / points[:, 2:] * 500 + [320, 240]
     inside = (np.abs(pixels - [320, 240]) < [320, 240]).all(axis=1)
@@ -338,7 +338,7 @@ def test_odometry(kinds, stamps):
 
 
 def test_the_usual_works(detector, here, model, photographs):
-    """Else all of the above would pass with everything refused."""
+    """Otherwise the tests above would pass if everything were refused."""
     assert main(['match', 'a.png', 'a.png', '--model', str(model), '-o', 'm.png']) == 0
     found = detector.detect(photographs['coffee'][:48, :64])
     assert len(match(found, found, verification='homography')) == len(found) > 0

@@ -1,4 +1,4 @@
-"""Where pixels go: one rule behind the camera, in NumPy and in torch; half pixels."""
+"""How pixels move: one rule for points behind the camera, in NumPy and torch; half pixels."""
 
 import cv2
 import numpy as np

@@ -1,4 +1,4 @@
-"""Every encoding, padded and in either byte order, against pixels that are known."""
+"""Every encoding, with padding and both byte orders, compared with known pixels."""
 
 import sys
 
@@ -24,7 +24,7 @@ def rgb(photographs) -> np.ndarray:
 
 
 def encode(rgb: np.ndarray, encoding: str) -> np.ndarray:
-    """The photograph as a camera of that encoding would send it: rows of bytes or of uint16."""
+    """Encode the photograph like a camera: rows of bytes or of uint16."""
     gray = cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY)
     if encoding in ('8UC1', 'mono8'):
         return gray
@@ -47,7 +47,7 @@ def encode(rgb: np.ndarray, encoding: str) -> np.ndarray:
 
 
 def encode_yuv(rgb: np.ndarray, encoding: str) -> np.ndarray:
-    """BT.601 in studio range, worked out here from its definition."""
+    """Encode as BT.601 in studio range, computed from its definition."""
     r, g, b = np.moveaxis(rgb.astype(np.float64), 2, 0)
     y = 16 + 0.257 * r + 0.504 * g + 0.098 * b
     u = 128 - 0.148 * r - 0.291 * g + 0.439 * b

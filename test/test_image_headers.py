@@ -39,7 +39,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, *more: bytes) -> bytes:
-    """A black one, whose pixels take a thousandth of their size."""
+    """A black image, which compresses to a thousandth."""
     header = struct.pack('>IIBBBBB', width, height, 8, 0, 0, 0, 0)
     rows = zlib.compress(bytes((width + 1) * height), 9)
     chunks = [png_chunk(b'IHDR', header), *more, png_chunk(b'IDAT', rows), png_chunk(b'IEND', b'')]
@@ -131,7 +131,7 @@ def test_the_limit_can_be_raised_and_lowered(tmp_path, monkeypatch):
 
 
 def test_a_part_longer_than_the_file_is_refused():
-    """OpenCV takes memory for what a PNG's part claims: 2 GB for 91 bytes."""
+    """OpenCV allocates the size that a chunk of a PNG claims: 2 GB for 91 bytes."""
     for kind in (b'IDAT', b'tEXt'):
         claim = png(64, 48)[:33] + struct.pack('>I', 0x7FFFFFFF) + kind + bytes(50)
         with pytest.raises(ValueError, match='cut short'):
@@ -157,7 +157,7 @@ def test_a_progressive_jpeg_of_a_thousand_scans_is_refused(photographs):
 
 
 def test_a_flipped_byte_does_not_cost_gigabytes(photographs):
-    """In the height of a JPEG: 480 becomes 33248, of which the lower rows are gray."""
+    """In the height of a JPEG: 480 becomes 33248, and the lower rows are gray."""
     image = cv2.resize(photographs['coffee'], (2048, 480))
     data = bytearray(encoded(image, '.jpg'))
     data[data.index(b'\xff\xc0') + 5] ^= 0x80

@@ -1,4 +1,4 @@
-"""What counts as an image, and the way to the network's input and back."""
+"""Images in any form, their conversion to the input of the network, and keypoints back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bad_images_are_named(image, message):
 
 
 def test_the_same_picture_in_any_form(photographs, tmp_path):
-    """Whatever holds the pixels, the pixels are the same, and no copy is made of what fits."""
+    """Every form gives the same pixels; an array that fits is not copied."""
     rgb = photographs['coffee']
     assert to_image(rgb) is rgb
     path = tmp_path / 'coffee.png'

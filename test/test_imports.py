@@ -1,4 +1,4 @@
-"""What may be imported where: kp2d_core without rclpy, its running half without torch."""
+"""Import rules: kp2d_core without rclpy, its inference part without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def modules_of(package: str) -> list[str]:
     return [re.sub(r'\.__init__$', '', name) for name in names]
 
 
-# What is for training, or for running with torch.
+# Modules for training, or for running with torch.
 MAY_NEED_TORCH = re.compile(
     r'kp2d_core\.(networks|training|runtimes\.torch|commands\.train'
     r'|benchmarks\.(plain|training))\b'

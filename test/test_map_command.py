@@ -1,4 +1,4 @@
-"""kp2d map: photographs in, a model that COLMAP's own library opens out."""
+"""kp2d map: from photographs to a model that pycolmap opens."""
 
 import shutil
 import sys
@@ -33,7 +33,7 @@ def test_a_folder_without_images_is_refused(tmp_path, capsys):
 
 
 def test_a_bag_becomes_a_model_with_its_loop(tmp_path, capsys):
-    """A camera goes to and fro: the last frame is matched with the first."""
+    """The camera moves back and forth: the last frame is matched with the first."""
     pycolmap = pytest.importorskip('pycolmap')
     from test_bag_command import make_bag
 
@@ -68,7 +68,7 @@ def test_photographs_of_different_things_give_no_model(photographs, tmp_path, ca
 
 
 def test_a_full_disk_cuts_no_model_short(tmp_path):
-    """COLMAP itself would end the process or leave a model that nobody can open."""
+    """COLMAP itself would end the process or leave an unreadable model."""
     pytest.importorskip('pycolmap')
     full = tmp_path / 'full'
     script = (

@@ -1,4 +1,4 @@
-"""KeyPointNet and IO-Net against the paper's tables and values worked out by hand."""
+"""KeyPointNet and IO-Net, compared with the paper's tables and values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""colcon build, colcon build --symlink-install and pip install, for real, of the tracked files."""
+"""Real installations of the tracked files: colcon build, --symlink-install and pip install."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Installation:
 
 @pytest.fixture(scope='module')
 def checkout(tmp_path_factory) -> Path:
-    """The tracked files as they are now: what a clone has, and nothing that lies about."""
+    """The tracked files in their current state, as in a clone."""
     directory = tmp_path_factory.mktemp('clone')
     for name in run('git', 'ls-files', '-z', cwd=ROOT).strip('\0').split('\0'):
         if (ROOT / name).exists():
@@ -73,7 +73,7 @@ def colcon(workspace: Path, checkout: Path, *options: str) -> Installation:
 
 
 def pip_install(prefix: Path, checkout: Path) -> Installation:
-    """In a venv of its own, which sees the dependencies of this one behind itself."""
+    """Install into a new venv that also sees the dependencies of this one."""
     venv.create(prefix, system_site_packages=True)
     own = Path(sysconfig.get_path('purelib', 'posix_prefix', {'base': str(prefix)}))
     ours = sysconfig.get_path('purelib')
@@ -113,7 +113,7 @@ def test_package_xml_is_valid_and_has_the_version():
 
 
 def test_pip_install_kp2d_brings_this_version_with_opencv_and_a_runtime(checkout, tmp_path):
-    """The wheel as pip sees it; and every extra that it asks for is one of ours."""
+    """The metadata of the wheel is right, and every extra that it requires exists."""
     source = shutil.copytree(checkout / 'packaging' / 'kp2d', tmp_path / 'kp2d')
     run(sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '-w', tmp_path,
         source)  # fmt: skip

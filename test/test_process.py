@@ -1,4 +1,4 @@
-"""A node's process: threads for matrices, its exit code, signals that come early."""
+"""The process of a node: threads for matrices, its exit code, early signals."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The authors' .ckpt: files of that very structure are read, dangerous ones are refused."""
+"""The authors' .ckpt: files of the same structure are read, dangerous ones are refused."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_malicious_file_is_refused_and_does_nothing(tmp_path, zip_format, caps
     assert 'refused as unsafe' in error and 'system' in error
     assert not target.exists()
     assert list(tmp_path.iterdir()) == [path]
-    # The file really is dangerous: unpickled, it acts.
+    # The file really is dangerous: unpickling runs its code.
     if not zip_format:
         script = f'import torch; torch.load({str(path)!r}, weights_only=False)'
         subprocess.run([sys.executable, '-c', script], timeout=60, check=False)
@@ -171,7 +171,7 @@ def test_a_tensor_that_reaches_beyond_its_storage(tmp_path):
 
 
 def peak_memory(path) -> tuple[int, str]:
-    """MB that importing the file takes beyond what the process has, and what is said of it."""
+    """Return the additional MB that importing the file takes, and the message."""
     script = (
         'import resource, sys\n'
         'from kp2d_core.reference_checkpoint import read_reference_checkpoint\n'
@@ -219,7 +219,7 @@ def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path, compression, message)
 
 
 def test_a_pickle_that_numbers_an_object_by_the_billion_is_refused(tmp_path):
-    """Python makes a table of twice as many entries, of 8 bytes each, for 10 bytes of pickle."""
+    """For 10 bytes of pickle, Python allocates a table of twice as many entries of 8 bytes."""
     path = tmp_path / 'memo.ckpt'
     bomb = b'\x80\x02}r' + (1 << 28).to_bytes(4, 'little') + b'.'
     with zipfile.ZipFile(path, 'w') as archive:
@@ -252,7 +252,7 @@ def test_what_a_file_calls_its_network_is_told_in_a_line(tmp_path):
 
 
 def nested_twice(depth: int) -> bytes:
-    """A tuple that holds another twice, and so on: 2**depth values to hash, 6 bytes a level."""
+    """A tuple that holds another one twice, and so on: 2**depth values, 6 bytes per level."""
     levels = b''.join(b'q' + bytes([n]) + b'h' + bytes([n]) + b'\x86' for n in range(depth))
     return b')' + levels
 
@@ -275,7 +275,7 @@ def nested_twice(depth: int) -> bytes:
     ids='key persistent set parameter pop dup steps name deep memo empty'.split(),
 )
 def test_a_pickle_that_builds_more_than_a_checkpoint_is_refused(tmp_path, pickled, message):
-    """The first three were hashed for years; the one that changes a name spoilt the next file."""
+    """Hashing the first three took years; the one that changes a name damaged the next file."""
     path = tmp_path / 'bomb.ckpt'
     with zipfile.ZipFile(path, 'w') as archive:
         archive.writestr('archive/data.pkl', b'\x80\x02' + pickled)

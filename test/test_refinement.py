@@ -1,4 +1,4 @@
-"""Matches aligned by their patches, on photographs whose views are exactly known."""
+"""Refined matches, on views of photographs with known homographies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def photograph(photographs):
 
 
 def view_of(photograph, truth):
-    """As the camera would have it: averaged where it is smaller, not picked out."""
+    """Render a view like a camera: average pixels where it is smaller."""
     scale = np.sqrt(abs(np.linalg.det(truth[:2, :2])))
     if scale < 1:
         photograph = cv2.GaussianBlur(photograph, (0, 0), 0.5 / scale)
@@ -52,7 +52,7 @@ def row_by_row(count):
 
 
 def noisy(photograph, truth, noise=0.8, wrong=0.0, seed=0):
-    """Corners, where they are in the view, off by noise, a share of them anywhere."""
+    """Corners and their positions in the view with noise; a share of them are wrong."""
     random = np.random.default_rng(seed)
     points = corners_of(photograph)
     there = warp_points(points, truth)
@@ -116,7 +116,7 @@ def test_light_and_noise_do_not_lead_astray(photograph):
 
 
 def test_two_surfaces_have_frames_of_their_own(photograph):
-    """Left and right halves move apart, as things at two distances do: no homography fits."""
+    """Both halves move apart, like objects at two distances: no homography fits."""
     points = corners_of(photograph)
     points = points[(np.abs(points[:, 0] - 240) > 14) & (np.abs(points[:, 1] - 180) < 165)]
     left = points[:, 0] < 240
@@ -269,7 +269,7 @@ def test_the_command_refines_and_counts(photograph, tmp_path, capsys):
 
 
 def test_a_room_with_things_at_many_distances():
-    """Exact views of a scene with depth, from places a step apart: walls, floor, boxes."""
+    """Exact views of a scene with depth (walls, floor, boxes), a step apart."""
     camera, scene = view_camera((480, 360)), room(photographs(), seed=3)
     poses = [np.eye(4), np.eye(4)]
     poses[1][:3, :3] = cv2.Rodrigues(np.array([0.02, 0.06, 0.03]))[0]

@@ -1,4 +1,4 @@
-"""The same keypoints whichever runtime runs; runtimes chosen, refused and explained."""
+"""All runtimes give the same keypoints; runtimes are chosen, refused and explained."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def models(tmp_path_factory) -> dict[str, str]:
     paths = {}
     for variant in ('v0', 'v4'):
         checkpoint = random_checkpoint(variant)
-        # Untrained scores are all but equal; spread, their order means something.
+        # Untrained scores are almost equal; spreading them makes their order meaningful.
         weights = {**checkpoint.weights, 'convDb.weight': checkpoint.weights['convDb.weight'] * 20}
         paths[variant] = str(folder / f'{variant}.safetensors')
         save_checkpoint(paths[variant], Checkpoint(checkpoint.architecture, weights))
@@ -49,7 +49,7 @@ def models(tmp_path_factory) -> dict[str, str]:
 
 
 def agreement(found, wanted, pixels: float) -> tuple[float, np.ndarray]:
-    """The share of wanted keypoints found within so many pixels, and the cosines of those."""
+    """Return the share of wanted keypoints that are found, and the cosines of descriptors."""
     distance = np.linalg.norm(found[0][0][:, None] - wanted[0][0][None], axis=2)
     nearest = distance.argmin(axis=0)
     near = distance.min(axis=0) <= pixels
@@ -281,7 +281,7 @@ def test_the_precision_is_the_fastest_that_loses_next_to_nothing(models, tmp_pat
     ],
 )
 def test_a_cuda_device_goes_before_the_cpu(monkeypatch, with_cuda, order):
-    """No GPU is here: what the libraries would answer on a machine with one stands in for it."""
+    """Without a GPU: the answers of the libraries are replaced by those of a machine with one."""
     monkeypatch.setattr('kp2d_core.runtimes.cuda_device', lambda: CudaDevice(True, 'a GPU'))
     answer = ['CUDAExecutionProvider', 'CPUExecutionProvider'][not with_cuda :]
     monkeypatch.setattr('onnxruntime.get_available_providers', lambda: answer)
@@ -399,7 +399,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(models, tmp_path,
 
 @pytest.mark.parametrize('runtime', ['openvino', 'onnxruntime', 'torch'])
 def test_several_threads_share_a_detector(runtime, models, photographs):
-    """Each gets the features of its own image. With OpenVINO, most were another thread's."""
+    """Each thread gets the features of its own image; with OpenVINO most were mixed up."""
     detector = KeypointDetector.load(models['small'], runtime=runtime, threads=1)
     image = photographs['coffee']
     crops = [image[y : y + 96, x : x + 128] for y in (0, 150) for x in (0, 200, 400)]
@@ -424,7 +424,7 @@ def test_large_compiled_graphs_are_kept_only_as_far_as_one_image_needs_them():
 
 
 def test_padding_costs_no_keypoint(models, photographs):
-    """With a size of no whole cells, the best k are the best k of all that lie in the image."""
+    """If the size is not a multiple of the cell, the best k points are still all in the image."""
     detector = KeypointDetector.load(models['small'], runtime='onnxruntime', threads=1)
     image = photographs['coffee'][:233, :317]
     everything = detector.detect(image)

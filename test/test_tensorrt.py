@@ -1,4 +1,4 @@
-"""TensorRT without a GPU: real engines by TensorRT-RTX, the cache, the API of 10.x and 11.x."""
+"""TensorRT without a GPU: real engines of TensorRT-RTX, the cache, the API of 10.x and 11.x."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_engines_are_built_for_two_compute_capabilities(variant, precision):
         for capability in (86, 120)
     ]
     for engine in engines:
-        # RTX keeps the weights as they are: an engine smaller than half of them lost some.
+        # RTX stores the weights unchanged: an engine below half their size would have lost some.
         assert len(engine) > len(graph) // 2
     assert engines[0] != engines[1]
 
@@ -227,7 +227,7 @@ VERSIONS = json.loads((Path(__file__).parent / 'tensorrt_api.json').read_text())
 
 
 def names_used() -> set[tuple[str, str]]:
-    """(object, attribute) of all that our code asks of TensorRT's objects and enumerations."""
+    """List (object, attribute) of everything in TensorRT that our code uses."""
     found = set()
     for path in (PACKAGE / 'export/engine.py', PACKAGE / 'runtimes/tensorrt.py'):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Recipes: the paper's values, what differs from them, mistakes named, the command line wins."""
+"""Recipes: the paper's values, the differences, mistakes, and the command line, which wins."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_printed_configuration_explains_every_value_and_is_a_recipe(path, tmp_
 
 
 def test_v4_is_the_paper(recipes):
-    """Section 4.2 of the paper, but for the batch norm and the border of the authors' code."""
+    """Section 4.2 of the paper; batch norm and border are those of the authors' code."""
     v4 = recipes['v4']
     assert v4 == TrainingConfig()
     assert (v4.optimizer.kind, v4.optimizer.batch, v4.optimizer.learning_rate) == ('adam', 8, 1e-3)
@@ -249,7 +249,7 @@ def test_the_budget_is_what_ends_first():
 
 @pytest.mark.parametrize('path', RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_trains_all_that_it_uses_and_nothing_else(path):
-    """A step of a narrow network: what gets no gradient is what the variant does without."""
+    """In a step of a narrow network, only parameters that the variant lacks get no gradient."""
     config = override(load_config(path), ['network.width=4', 'network.descriptor_size=16'])
     torch.manual_seed(0)
     model = TrainingModel(config)

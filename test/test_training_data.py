@@ -1,4 +1,4 @@
-"""What is trained on: photographs that cannot be read, changes of light, frames of bags."""
+"""Training data: unreadable photographs, changes of light, frames of bags."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_hue_keeps_grays_and_returns_after_a_turn():
     ['brightness', 'contrast', 'saturation', 'hue', 'noise', 'blur', 'sharpen', 'gamma', 'shade'],
 )
 def test_each_change_really_happens(photographs, name):
-    """In the reference, the colour jitter was drawn and never applied."""
+    """The authors' code draws the colour jitter but never applies it."""
     values = {'hue': 0.2, 'noise': (0.05, 0.05), 'blur': (5,), 'sharpen': 1.5, 'gamma': 2}
     value = {**values, 'shade': 1.0}.get(name, (0.5, 0.6))
     config = PhotometricConfig(**{**vars(CALM), name: value})
@@ -221,7 +221,7 @@ def test_bags_that_cannot_be_used_are_named(bag, tmp_path):
 
 
 def test_of_a_damaged_bag_the_rest_is_used(bag, tmp_path, capsys):
-    """As a robot leaves it that loses its power. An MCAP file has its index at the end."""
+    """As after a power failure of a robot. An MCAP file has its index at the end."""
     file = next(f for f in bag[0].iterdir() if f.suffix in ('.mcap', '.db3'))
     damaged = tmp_path / file.name
     data = np.fromfile(file, np.uint8)

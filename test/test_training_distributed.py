@@ -1,4 +1,4 @@
-"""Several processes (gloo): the same gradient as one, and no hang when one dies."""
+"""Several processes (gloo): the same gradient as one process, and no hang if one dies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TORCHRUN = [
     '--rdzv-backend=c10d', '--rdzv-endpoint=127.0.0.1:0', '--local-addr=127.0.0.1',
 ]  # fmt: skip
 
-# Batch norm by its running statistics: by those of the batch, two halves differ from the whole.
-# All else is as in training: the same pairs, losses, IO-Net, averaging.
+# Batch norm uses its running statistics: with those of the batch, two halves would differ from
+# the whole. Everything else is as in training: pairs, losses, IO-Net, averaging.
 GRADIENTS = """
 import os
 import sys
@@ -119,7 +119,7 @@ def test_torchrun_trains_and_one_process_writes(data, tmp_path):
 
 
 def test_a_resumed_run_needs_its_state_on_every_machine(data, tmp_path):
-    """Two folders stand for the disks of two machines."""
+    """Two folders represent the disks of two machines."""
     first, second = tmp_path / 'first', tmp_path / 'second'
     code, output = finish(launch('-m', 'kp2d_core.cli', *command(data, first, '--steps', '2')))
     assert code == 0, output

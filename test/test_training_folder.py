@@ -1,4 +1,4 @@
-"""The folder of a run: one training at a time, killed ones, full disks, damaged states."""
+"""The folder of a run: one run at a time, killed runs, full disks, damaged states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finished(data, tmp_path_factory):
 
 
 def test_two_trainings_in_one_folder(data, tmp_path):
-    """The second is refused at once; killed, the first leaves the folder usable."""
+    """The second is refused at once; after the first is killed, the folder is usable."""
     out = tmp_path / 'run'
     never = 'report.checkpoint_minutes=99'  # no state that would tell that there is a run
     first = start(command(data, out, '--steps', '100000', settings=[never]))

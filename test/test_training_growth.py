@@ -1,4 +1,4 @@
-"""A network of twice the width says what the one it grew from says, and can learn more."""
+"""A network grown to twice the width computes the same, and can learn more."""
 
 from __future__ import annotations
 

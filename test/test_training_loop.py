@@ -1,4 +1,4 @@
-"""Runs: exact resuming, signals, a full disk, mistakes; with real processes."""
+"""Training runs in real processes: exact resume, signals, a full disk, mistakes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def finished(tmp_path_factory, data) -> Path:
 
 
 def wait_for_step(state: Path, step: int, process) -> None:
-    """Until the state on disk is of that step or later."""
+    """Wait until the state on disk has reached this step."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         if state.exists() and read_state(state)[1].step >= step:
@@ -153,7 +153,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_bit_identical(finished, data, 
 
 
 def test_the_same_in_bfloat16_with_two_threads(data, tmp_path):
-    """As small.yaml trains where the processor can."""
+    """Like small.yaml on a processor with bfloat16."""
     settings = ['compute.precision=bfloat16', 'compute.threads=2', SAVE_EVERY_STEP]
     whole, out = tmp_path / 'whole', tmp_path / 'run'
     code, output = run(command(data, whole, '--steps', '10', settings=settings))
@@ -193,7 +193,7 @@ def test_a_signal_saves_and_ends_the_run(data, tmp_path, number, code):
 
 
 def test_a_full_disk_is_a_clear_error_and_the_last_state_survives(finished, data, tmp_path):
-    """No file may grow beyond half a state: to the writer it is what a full disk is."""
+    """Files are limited to half the size of a state, which replaces a full disk."""
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     state = out / 'state.safetensors'
@@ -226,7 +226,7 @@ def test_training_goes_on_from_a_model(finished, data, tmp_path, capsys):
 
 
 def test_mistakes_are_a_sentence(finished, data, tmp_path, capsys):
-    """In this process: none of them gets as far as training."""
+    """In this process, because none of them starts the training."""
     empty = tmp_path / 'empty'
     empty.mkdir()
     broken = tmp_path / 'broken'

@@ -1,4 +1,4 @@
-"""Losses: small cases worked out by hand, gradients, and no NaN whatever comes in."""
+"""Losses: small cases computed by hand, gradients, and no NaN for any input."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_lowest_scored_skips_the_border_ring():
 
 
 class Answers(IONet):
-    """Says what it is told, and remembers what it was asked."""
+    """Returns given answers and records its inputs."""
 
     def __init__(self, answer: Tensor) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def small_model(**loss: object) -> tuple[TrainingModel, Tensor]:
 
 
 def test_io_loss_alone_moves_descriptors_and_locations():
-    """Variant V3: no descriptor loss, and the location loss off too."""
+    """Like variant V3, without descriptor loss, and without location loss."""
     model, images = small_model(descriptor='none', location=0.0, score=0.0)
     loss, parts = model(images, IDENTITY.expand(2, 3, 3), 0)
     assert set(parts) == {'location', 'io', 'total', 'recall'}
@@ -350,7 +350,7 @@ def test_descriptor_distance_has_a_finite_gradient_everywhere():
 
 
 def test_a_batch_costs_the_mean_of_its_parts():
-    """So that processes which share a batch average to what one process computes."""
+    """Processes that share a batch must average to the result of one process."""
     torch.manual_seed(1)
     network = KeyPointNet(Architecture('small', 4, 16), dropout=0.0).eval()
     io_net = IONet().eval()
@@ -378,7 +378,7 @@ def test_a_batch_costs_the_mean_of_its_parts():
 
 
 class Copies(TorchDispatchMode):
-    """Notes each copy from one device to another."""
+    """Records each copy from one device to another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize('recipe', ['v0', 'v4', 'half', 'small'])
 def test_a_step_never_waits_for_the_device(recipe):
-    """On a device without values: reading one is an error, and every copy to it is noted."""
+    """On a device without values, where reading is an error and every copy is recorded."""
     config = override(
         load_config(find_recipe(recipe)),
         ['network.width=4', 'network.descriptor_size=16', 'compute.precision=float32'],

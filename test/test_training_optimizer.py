@@ -1,4 +1,4 @@
-"""Muon: orthogonal steps for kernels, Adam for all else."""
+"""Muon: orthogonal steps for kernels, Adam for everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does it learn? Four photographs, seen over and over: all losses fall, recall rises."""
+"""Training on four photographs again and again: all losses fall, recall rises."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_four_photographs_are_learnt(photographs):
     assert mean('location', -20, None) < 0.85 * mean('location', 0, 3)
     assert mean('recall', 0, 10) < 0.3
     assert mean('recall', -20, None) > 0.8
-    # IO-Net's task changes: at first nearly all pairs are outliers, which is easily said. So its
-    # loss is judged beside that of the best answer that is the same for all pairs.
+    # The task of IO-Net changes: at first nearly all pairs are outliers, which is easy to predict.
+    # Its loss is therefore compared with that of the best constant answer.
     learnt = io_loss_to_constant(model, source)
     assert learnt < min(0.9, 0.8 * unlearnt), (unlearnt, learnt)
 
@@ -70,7 +70,7 @@ class AlwaysInlier(IONet):
 
 
 def io_loss_to_constant(model: TrainingModel, source: PairSource) -> float:
-    """IO-Net's loss on batches that are not trained on, by that of the best constant answer."""
+    """Ratio of IO-Net's loss on held-out batches to that of the best constant answer."""
     stream = BatchStream(source, 10 * STEPS)
     losses = [io_losses(model, next(stream)) for _ in range(3)]
     loss, loss_of_always_inlier = np.mean(losses, axis=0)
@@ -80,7 +80,7 @@ def io_loss_to_constant(model: TrainingModel, source: PairSource) -> float:
 
 @torch.no_grad()
 def io_losses(model: TrainingModel, batch: Batch) -> tuple[float, float]:
-    """Of IO-Net, and of calling every pair an inlier."""
+    """The losses of IO-Net, and of calling every pair an inlier."""
     source, target = halves(model.maps(batch.images))
     loss, always = (
         io_loss(network, source, target, batch.source_to_target, 60, 4.0).item()

@@ -41,12 +41,12 @@ KINDS = {
 
 @pytest.fixture(scope='module')
 def photograph() -> np.ndarray:
-    """Blurred, so that two bilinear samplings of it agree closely wherever they are right."""
+    """A blurred photograph, so that two correct bilinear samplings agree closely."""
     return cv2.GaussianBlur(data.astronaut(), (0, 0), 2.5)
 
 
 def sample(image: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Bilinear values at pixel positions, written out: no library's convention is trusted."""
+    """Sample bilinearly, written out here to be independent of the conventions of libraries."""
     low = np.floor(points).astype(int)
     x, y = low.T
     fx, fy = (points - low).T[:, :, None]
@@ -57,9 +57,9 @@ def sample(image: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def misregistration(source, target, source_to_target) -> np.ndarray:
-    """By how many pixels (x, y) the target is off from where the homography says it should be.
+    """Measure the shift (x, y) of the target from the position that the homography predicts.
 
-    The shift that explains the differences best, by least squares on the target's gradients.
+    Least squares on the gradients of the target give the shift that explains the differences.
     """
     height, width = source.shape[:2]
     x, y = np.meshgrid(np.arange(0, width, 2), np.arange(0, height, 2))
@@ -119,7 +119,7 @@ def test_the_opposite_direction_is_wrong(photograph):
 
 
 def test_a_view_larger_than_the_photograph_and_one_much_smaller_stay_registered(photograph):
-    """Enlarged by interpolation, shrunk by averaging: the same half-pixel rule must hold."""
+    """The same half-pixel rule must hold for interpolation and for averaging."""
     for size in ((800, 640), (160, 120)):
         view_to_photograph = resize_matrix(size, (512, 512))
         view = render(photograph, view_to_photograph, size)
@@ -229,7 +229,7 @@ def test_the_share_of_mild_pairs_follows_its_schedule(photograph):
 
 
 def test_what_is_seen_is_in_front_of_the_camera(photograph):
-    """Of swapped pairs too, whose corner may lie behind it."""
+    """Also in swapped pairs, whose corner may lie behind it."""
     strong = HomographyConfig(1.0, (0.45, 1.25), 180.0, 0.25, 24.0, False, stretch=2.5)
     config = TrainingConfig(pairs=replace(CROPS, swap=1.0))
     middle = np.array([79.5, 63.5, 1.0])
@@ -265,7 +265,7 @@ def test_epochs_show_every_photograph_once_and_never_repeat_a_pair(photographs):
 
 
 def test_a_stream_begun_later_gives_the_same_batches(photographs):
-    """With threads or without, from any step on."""
+    """With or without threads, starting at any step."""
     threaded = replace(CONFIG, compute=replace(CONFIG.compute, workers=3))
     alone = replace(CONFIG, compute=replace(CONFIG.compute, workers=0))
     whole = BatchStream(PairSource(photographs, threaded), 0)

@@ -1,4 +1,4 @@
-"""Losses of distinct, exact points: who owns a place, who is its partner, what is learnt."""
+"""Losses of distinct, precise points: owners of places, partners, gradients."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ def test_only_the_best_distinct_points_are_kept():
 
 
 def test_a_score_earns_nothing_where_the_partner_is_not_kept():
-    """Of equal views, all points are found again among all, but few among the best tenth."""
+    """In equal views all points are found again among all, but few among the best tenth."""
     torch.manual_seed(0)
     view = maps()
     scores = torch.rand(view.scores.shape, generator=torch.Generator().manual_seed(1))
@@ -148,7 +148,7 @@ def test_points_that_miss_each_other_are_not_found():
 
 
 def test_scores_and_sigma_settle_at_what_is_true():
-    """A score that says 'found' costs nothing where all are; sigma is best at the real error."""
+    """A high score costs nothing if all points are found; sigma is best at the true error."""
     good = place_loss(maps(scores=0.99), maps(scores=0.99), torch.eye(3)[None], CELL, CONFIG)[1]
     bad = place_loss(maps(scores=0.01), maps(scores=0.01), torch.eye(3)[None], CELL, CONFIG)[1]
     assert good['score'] < 0.05 < 4 < bad['score']
@@ -162,7 +162,7 @@ def test_scores_and_sigma_settle_at_what_is_true():
 
 
 def test_refinement_follows_the_image_and_not_the_grid():
-    """Whatever cell a point begins in, it ends on the same peak, between pixels."""
+    """From any cell, a point ends on the same peak, between pixels."""
     y, x = torch.meshgrid(torch.arange(32.0), torch.arange(40.0), indexing='ij')
     saliency = (-((x - 17.3) ** 2 + (y - 12.6) ** 2))[None, None]
     begins = torch.tensor([[[15.5, 11.5], [18.5, 14.0], [17.0, 12.0]]])

@@ -1,4 +1,4 @@
-"""Scores and sigmas after calibration say what is true."""
+"""Calibrated scores and sigmas agree with the truth."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_logits_of_certainty_are_finite():
 
 
 def test_what_is_always_found_scores_high(photographs):
-    """Of two equal images every point is found again, exactly: scores rise, sigmas fall."""
+    """In two equal images every point is found again exactly: scores rise, sigmas fall."""
     checkpoint = untrained(Architecture('tiny', 8, 16, cell=4, context=True, saliency=4))
     image = photographs['astronaut'][100:260, 60:284]
     pair = ViewPair(image, image, np.eye(3))

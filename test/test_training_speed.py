@@ -1,4 +1,4 @@
-"""That the parts of `kp2d bench train` work and agree; speed itself is for the bench to tell."""
+"""The parts of `kp2d bench train` work and agree; speed itself is not tested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kp2d_core.training.recipes import override
 
 
 def test_the_plain_way_computes_the_same_loss(photographs):
-    """So that the yardstick measures the same work, and the batched losses are right."""
+    """The benchmark then compares equal work, and the batched losses are right."""
     config = override(
         TrainingConfig(),
         [
@@ -56,7 +56,7 @@ print(given_back, kept)
 
 
 def test_large_blocks_are_reused_once_asked_for():
-    """Page faults of allocating, using and freeing 64 MB a few times, in a heap of its own."""
+    """Count the page faults of allocating and freeing 64 MB a few times, in a new process."""
     result = subprocess.run(
         [sys.executable, '-c', COUNT_FAULTS],
         capture_output=True, text=True, check=True, timeout=120,

@@ -1,4 +1,4 @@
-"""Validation while training: made pairs, photographs, HPatches sequences, and their pictures."""
+"""Validation during training: made pairs, photographs, HPatches sequences, pictures."""
 
 from __future__ import annotations
 

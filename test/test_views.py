@@ -1,4 +1,4 @@
-"""Sequences made of photographs: exact homographies, HPatches layout, mistakes named."""
+"""Sequences made of photographs: exact homographies, HPatches layout, mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(photograph, seed=0, size=SIZE):
 
 
 def test_each_view_shows_what_its_homography_says(photographs):
-    """Warping the reference into a view gives that view, but for its light and sharpness."""
+    """Warping the reference gives the view, except for light and sharpness."""
     moved, lit = made(photographs['motorcycle_left'])
     assert (moved.name, lit.name) == ('v_x', 'i_x')
     for view, homography in moved.others + lit.others:

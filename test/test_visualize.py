@@ -1,4 +1,4 @@
-"""Drawings: where the colours are."""
+"""Drawings: colours at the right places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights that ship: complete, good enough to trust, and as good as their cards say."""
+"""The shipped weights: complete, good enough, and as good as their cards state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_model_matches_two_photographs_of_one_thing(name, photographs):
 
 
 def test_scales_bridge_a_change_of_distance(photographs):
-    """Four times nearer: right matches at two scales, hardly any at one."""
+    """Four times closer: correct matches at two scales, hardly any at one."""
     detector = KeypointDetector.load('small', threads=2)
     photograph = photographs['astronaut']
     far = np.asarray(cv2.resize(photograph, (128, 128), interpolation=cv2.INTER_AREA), np.uint8)
@@ -96,7 +96,7 @@ def test_a_model_is_at_the_aim_or_a_pair_short_of_it_but_for_cor_1(name, shared_
 
 @cache
 def measure(name, scales, shared_data):
-    """On hpatches_mini by the paper's protocol, 320x240, 300 points, in the order of METRICS."""
+    """Measure on hpatches_mini with the paper's protocol, 320x240, 300 points; as METRICS."""
     extract = partial(
         KeypointDetector.load(name, precision='fp32').detect,
         scales=scales, max_keypoints=None, nms_radius=0.0, score_threshold=0.0,

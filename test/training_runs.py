@@ -1,4 +1,4 @@
-"""Real, tiny training runs in processes of their own, for tests."""
+"""Tiny training runs in separate processes, for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 120  # seconds, of anything
 
-# A network and views that take milliseconds; dropout and averaging are on, as both have a state.
+# A network and views that take milliseconds; dropout and averaging are on because they have state.
 TINY = [
     'network.variant=tiny', 'network.width=4', 'network.descriptor_size=16', 'network.dropout=0.2',
     'pairs.width=64', 'pairs.height=64', 'pairs.framing=crop', 'pairs.mild_share=[[0, 0.5]]',

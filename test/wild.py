@@ -1,7 +1,7 @@
-"""What fuzz tests share: how many examples, and bytes, values and arrays that nobody expects.
+"""Shared by the fuzz tests: the number of examples, and strategies for bytes, values and arrays.
 
-`make fuzz` looks for minutes (SEED=7 for others); the tests themselves look for seconds, at the
-same examples every time.
+`make fuzz` searches for minutes (SEED=7 for other examples). The tests search for seconds, always
+with the same examples.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 LONG = bool(os.environ.get('KP2D_FUZZ'))
-TIMES = int(os.environ.get('KP2D_FUZZ') or 1)  # as many examples as the tests look at
+TIMES = int(os.environ.get('KP2D_FUZZ') or 1)  # factor of the number of examples
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """So many in a test, more with `make fuzz`."""
+    """Limit a test to this many examples, more with `make fuzz`."""
     return settings(
         max_examples=count * TIMES,
         deadline=None,
@@ -31,14 +31,14 @@ def examples(count: int) -> Callable[[Any], Any]:
 
 
 def damaged(original: bytes, beginning: int | None = None) -> st.SearchStrategy[bytes]:
-    """The bytes with some changed, cut out, repeated or put in, mostly near the beginning."""
+    """The bytes with some changed, removed, repeated or inserted, mostly near the beginning."""
     return damage(original, beginning).map(lambda apply: apply())
 
 
 def damage(
     original: bytes, beginning: int | None = None
 ) -> st.SearchStrategy[Callable[[], bytes]]:
-    """What makes them: Hypothesis keeps every example, which takes gigabytes if they are large."""
+    """Functions that make them: Hypothesis keeps every example, and large ones take gigabytes."""
     near = min(beginning or len(original), len(original)) - 1
     places = st.one_of(st.integers(0, near), st.integers(0, len(original) - 1))
     edit = st.one_of(
@@ -73,7 +73,7 @@ def damage(
     return st.lists(edit, min_size=1, max_size=6).map(lambda edits: partial(apply, edits))
 
 
-# Numbers, and what is none.
+# Numbers, and values that are not numbers.
 numbers = st.one_of(
     st.integers(-5, 5),
     st.integers(),
@@ -91,7 +91,7 @@ values = st.recursive(
 
 
 def arrays(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
-    """Of this shape and any type, of usual numbers, large ones, NaN and infinity."""
+    """Arrays of this shape and any type, with usual and large numbers, NaN and infinity."""
 
     def make(kind: str, seed: int, odd: list[tuple[int, float]]) -> np.ndarray:
         random = np.random.default_rng(seed)

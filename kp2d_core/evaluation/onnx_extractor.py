@@ -2,7 +2,7 @@
 
 A small YAML file describes its inputs and outputs:
 
-    model: superpoint.onnx    # beside the YAML file
+    model: superpoint.onnx    # next to the YAML file
     runtime: onnxruntime      # or openvino, which takes its own .xml too
     scale: 1/255              # pixel values are (value * scale - mean) / std
     mean: 0

@@ -147,7 +147,7 @@ def open_source(model: str | Path, precision: str = 'auto') -> ModelSource:
         ranges_path = calibration_path(path)
         if not ranges_path.is_file():
             raise FileError(
-                f'{path.name} has no int8 ranges ({ranges_path.name} beside it): make them with '
+                f'{path.name} has no int8 ranges ({ranges_path.name} next to it): make them with '
                 f'`kp2d export {model} --precision int8 --calibrate FOLDER_OF_IMAGES`'
             )
         ranges = load_calibration(ranges_path, checkpoint).ranges

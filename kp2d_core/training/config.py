@@ -5,7 +5,7 @@ Recipes (config/train/*.yaml) give only the changes; `kp2d train --print-config`
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from kp2d_core.architecture import CELL, Architecture
@@ -19,27 +19,14 @@ Schedule = tuple[tuple[int, float], ...]  # [step, value] points, interpolated l
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
-    variant: str = setting('v4', 'name of the network')
-    width: int = setting(32, 'channels of the first block; each further block doubles them')
-    descriptor_size: int = setting(256, 'numbers in a descriptor')
-    cross_border: bool = setting(
-        True, 'true: keypoints up to 7 px from the centre of their cell; false: 3.5 px'
-    )
-    upsample: bool = setting(True, 'true: descriptors at 1/4 of the resolution; false: 1/8')
-    cell: int = setting(CELL, 'one keypoint per 8x8 pixels; 4: smaller cells, one decoder')
-    context: bool = setting(False, 'true: a fifth block at 1/16 of the resolution')
-    saliency: int = setting(
-        0, 'channels of the stage that refines locations at full resolution; 0: no refinement'
-    )
-    stem: int = setting(1, '2: the first block runs at half the resolution')
+class NetworkConfig(Architecture):
+    """The network, and settings that matter only in training."""
+
     dropout: float = setting(0.2, 'share of dropped channels')
     dropout_from: int = setting(0, 'first step with dropout')
 
     def architecture(self) -> Architecture:
-        values = asdict(self)
-        del values['dropout'], values['dropout_from']
-        return Architecture.from_dict(values)
+        return Architecture(**{f.name: getattr(self, f.name) for f in fields(Architecture)})
 
 
 @dataclass(frozen=True)
