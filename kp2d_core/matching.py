@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kp2d_core.checks import number
 from kp2d_core.features import Features, Float, unit_descriptors
-from kp2d_core.verification import Verification, agreeing, check_verification
+from kp2d_core.verification import Likely, Verification, agreeing, check_verification
 
 Ints = NDArray[np.intp]
 
@@ -106,8 +106,12 @@ def match_with(
     *,
     predicted: Float | None = None,
     undistorted: tuple[Float, Float] | None = None,
+    likely: Likely | None = None,
 ) -> Matches:
-    """`match`; `undistorted` are all points without distortion, if they are known already."""
+    """`match`; `undistorted` are all points without distortion, if they are known already.
+
+    Verification tries `likely` first.
+    """
     a, b = as_float32(first), as_float32(second)
     if a.shape[1] != b.shape[1] and len(a) and len(b):
         raise ValueError(f'descriptors differ in length: {a.shape[1]} and {b.shape[1]}')
@@ -146,6 +150,7 @@ def match_with(
             options.intrinsics,
             options.undistort,
             flat,
+            likely,
         )
     return Matches(indices, _distance(found.best[rows]), inliers, model)
 
@@ -154,18 +159,25 @@ def match_in_turn(
     groups: Sequence[tuple[MatchOptions, Features, Float | None]],
     second: Features,
     undistorted: Float | None = None,
+    likely: Likely | None = None,
 ) -> list[Matches]:
     """Match one group of features after the other, each with what the earlier ones have left.
 
     A group is (options, features, their points without distortion); a feature of `second` is
-    taken by an inlier.
+    taken by an inlier. Verification tries `likely` first.
     """
     free, result = np.arange(len(second)), []
     for options, first, flat in groups:
         known = flat is not None and undistorted is not None
         both = (flat, undistorted[free]) if known else None  # type: ignore[index]
         rest = second if len(free) == len(second) else second[free]
-        found = match_with(options, first, rest, undistorted=both)  # type: ignore[arg-type]
+        found = match_with(
+            options,
+            first,
+            rest,
+            undistorted=both,  # type: ignore[arg-type]
+            likely=likely,
+        )
         indices = np.stack([found.indices[:, 0], free[found.indices[:, 1]]], axis=1)
         result.append(replace(found, indices=indices))
         free = np.setdiff1d(free, indices[found.inliers, 1], assume_unique=True)

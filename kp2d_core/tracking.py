@@ -17,6 +17,7 @@ from kp2d_core.geometry import Size
 from kp2d_core.images import Image, to_gray
 from kp2d_core.matching import Matches, MatchOptions, match_in_turn, no_matches
 from kp2d_core.refinement import match_refined
+from kp2d_core.verification import Likely
 
 Ints = NDArray[np.int64]
 
@@ -96,6 +97,7 @@ class Tracker:
     @options.setter
     def options(self, options: MatchOptions) -> None:
         self._options = options
+        self._likely: Likely | None = None  # that of another method or camera is of no use
         # Features still without a track are too few to verify geometrically, so matches of tracks
         # that were missed must be unambiguous.
         ratio = min(options.max_ratio or CLEAR_RATIO, CLEAR_RATIO)
@@ -107,6 +109,7 @@ class Tracker:
         self._previous: Known | None = None  # tracks seen in the previous frame
         self._missed: Known | None = None  # tracks that were missed in it
         self._image: Image | None = None  # its image, gray, if it came with one
+        self._likely = None
 
     def update(
         self, features: Features, image: Image | None = None, undistorted: Float | None = None
@@ -154,7 +157,10 @@ class Tracker:
             for options, tracks in zip((self._options, self._clear), known, strict=False)
         ]
         if image is None or self._image is None or self._image.shape != image.shape[:2]:
-            return match_in_turn(groups, features, undistorted), features
+            found = match_in_turn(groups, features, undistorted, self._likely)
+            model, inliers = found[0].model, found[0].inliers
+            self._likely = Likely(model, inliers.mean()) if model is not None else None
+            return found, features
         options = {name: getattr(self._options, name) for name in MatchOptions.__annotations__}
         gray = to_gray(image)
         matches, refined = match_refined(self._image, gray, known[0].features, features, **options)

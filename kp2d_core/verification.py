@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -20,6 +21,7 @@ VERIFICATIONS: tuple[str, ...] = get_args(Verification)
 # Share of pairs that did not move from which on the camera counts as at rest. Not less: a slow
 # camera moves only what is near, and those are the points that odometry needs.
 AT_REST = 0.8
+FEWER = 0.02  # share of pairs that a likely geometry may lose and yet be taken
 ENOUGH = 300  # pairs to estimate from, evenly taken: more take longer and change little
 FITS = 8  # rounds of least squares over the inliers, at most
 ENOUGH_GAIN = 1e-3  # of the error: a round that lowers it by less is the last
@@ -74,8 +76,14 @@ def agreeing(
     intrinsics: Doubles | None = None,
     undistort: Callable[[Float], Float] | None = None,
     undistorted: tuple[Float, Float] | None = None,
+    likely: Likely | None = None,
 ) -> tuple[NDArray[np.bool_], Doubles | None]:
-    """`verify` with arguments that are checked; `undistorted` are the points if they are known."""
+    """`verify` with arguments that are checked; `undistorted` are the points if they are known.
+
+    `likely` is tried first. If about as many pairs agree with it as did before, it is fitted to
+    them without a search. If not, as when only near points show that the camera turned elsewhere,
+    the search decides.
+    """
     if method != 'homography' and len(first):
         still = ((second - first) ** 2).sum(axis=1) <= threshold**2
         if still.mean() > AT_REST:
@@ -88,7 +96,7 @@ def agreeing(
     placed = np.isfinite(np.hstack([first, second])).all(axis=1)
     inliers = np.zeros(len(first), bool)
     inliers[placed], model = _agreeing(
-        first[placed], second[placed], method, threshold, intrinsics
+        first[placed], second[placed], method, threshold, intrinsics, likely
     )
     return inliers, model
 
@@ -106,16 +114,32 @@ def _agreeing(
     method: str,
     threshold: float,
     intrinsics: Doubles | None,
+    likely: Likely | None,
 ) -> tuple[NDArray[np.bool_], Doubles | None]:
     if len(first) < MINIMUM_POINTS[method]:
         return np.zeros(len(first), bool), None
-    sample = slice(None, None, -(-len(first) // ENOUGH))
-    model, inliers = _estimate(first[sample], second[sample], method, threshold, intrinsics)
-    if model is None or inliers is None or np.shape(model) != (3, 3):
-        return np.zeros(len(first), bool), None
     pairs = Pairs(method, first, second, intrinsics)
+    if likely is not None and likely.holds(pairs, threshold):
+        model: Doubles | None = likely.model
+    else:
+        sample = slice(None, None, -(-len(first) // ENOUGH))
+        model = _estimate(first[sample], second[sample], method, threshold, intrinsics)
+    if model is None or np.shape(model) != (3, 3):
+        return np.zeros(len(first), bool), None
     model, apart = fit_all(np.asarray(model, np.float64), pairs, threshold)
     return apart <= threshold, model
+
+
+@dataclass(frozen=True)
+class Likely:
+    """The geometry of the frame before: a camera moves on much as it did."""
+
+    model: Doubles  # 3x3
+    share: float  # of the pairs that agreed with it
+
+    def holds(self, pairs: Pairs, threshold: float) -> bool:
+        agree = float((pairs.apart(self.model) <= threshold).mean())
+        return agree >= max(self.share - FEWER, 0.5)
 
 
 def fit_all(model: Doubles, pairs: Pairs, threshold: float) -> tuple[Doubles, Doubles]:
@@ -261,20 +285,23 @@ def _estimate(
     method: str,
     threshold: float,
     intrinsics: Doubles | None,
-) -> tuple[Doubles | None, NDArray[np.uint8] | None]:
+) -> Doubles | None:
+    """By random samples; None where the points are degenerate. OpenCV may give several."""
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     try:
         if method == 'homography':
-            return cv2.findHomography(
+            found, _ = cv2.findHomography(
                 a, b, _ESTIMATOR, threshold, maxIters=_ITERATIONS, confidence=_CONFIDENCE
             )
-        if method == 'fundamental':
-            return cv2.findFundamentalMat(
+        elif method == 'fundamental':
+            found, _ = cv2.findFundamentalMat(
                 a, b, _FUNDAMENTAL_ESTIMATOR, threshold, _CONFIDENCE, _ITERATIONS
             )
-        camera = np.asarray(intrinsics, np.float64)
-        return cv2.findEssentialMat(
-            a, b, camera, method=_ESTIMATOR, prob=_CONFIDENCE, threshold=threshold
-        )
-    except cv2.error:  # degenerate points
-        return None, None
+        else:
+            camera = np.asarray(intrinsics, np.float64)
+            found, _ = cv2.findEssentialMat(
+                a, b, camera, method=_ESTIMATOR, prob=_CONFIDENCE, threshold=threshold
+            )
+    except cv2.error:
+        return None
+    return found

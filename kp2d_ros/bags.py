@@ -19,6 +19,7 @@ from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_folder
 from kp2d_core.images import Image, decode, decode_compressed
+from kp2d_core.threads import one_blas_thread
 from kp2d_ros.outputs import (
     MATCH_DTYPE,
     Points,
@@ -131,6 +132,7 @@ def write_bag(
         open_bag(job.source) as reader,
         atomic_folder(job.target) as path,
         ThreadPoolExecutor(1) as decoder,
+        one_blas_thread(),  # beside the network, more of them only wait for each other
     ):
         plan = plan_of(job, reader)
         with _writer(job, path) as writer:

@@ -135,8 +135,11 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
                    f'{health.loading_for:.0f} s so far')  # fmt: skip
     if health.refused:
         return say(WARN, 'refused', f'{health.refused}; the previous settings stay in use')
-    if health.bad_camera_info or health.uncalibrated:
-        return say(WARN, 'calibration', health.bad_camera_info or health.uncalibrated)
+    if health.bad_camera_info:
+        return say(WARN, 'calibration', f'camera_info is not used: {health.bad_camera_info}; '
+                   'calibrate the camera, or remap camera_info')  # fmt: skip
+    if health.uncalibrated:
+        return say(WARN, 'calibration', health.uncalibrated)
     if summary.black > 0.5:
         return say(WARN, 'black', 'the images are black: check the lens cap, the light and the '
                    'exposure')  # fmt: skip

@@ -250,8 +250,7 @@ class Input:
             self.bad_camera_info = ''
         except ValueError as error:
             self.camera = None
-            self.bad_camera_info = str(error)
-            self._node.get_logger().warning(str(error), throttle_duration_sec=QUIET)
+            self.bad_camera_info = str(error)  # the report says so on the console too
 
     def _mask_arrived(self, message: Image) -> None:
         """The last mask counts until the next; it need not have the size of the images."""

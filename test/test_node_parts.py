@@ -222,6 +222,7 @@ WELL = Health(topic='/image', active=True, since_image=0.1, publishers=1)
         (replace(WELL, enabled=False), {}, OK, 'disabled'),
         (replace(WELL, wanted=False), {}, OK, 'idle'),
         (replace(WELL, uncalibrated='no camera_info'), {}, WARN, 'no camera_info'),
+        (replace(WELL, bad_camera_info='K holds NaN'), {}, WARN, 'K holds NaN; calibrate'),
         (WELL, {'received': 20, 'lost': 10}, WARN, '10 of 30 frames were lost'),
         (replace(WELL, middleware='rmw_fastrtps_cpp'), {'lost': 1}, WARN, 'Fast DDS profile'),
         (replace(WELL, middleware='rmw_cyclonedds_cpp'), {'lost': 1}, WARN, 'CYCLONEDDS_URI'),

@@ -304,10 +304,14 @@ def test_camera_info_gives_rays(robot, images, keypoints, photograph, clock):
     answer()
     robot.spin(0.2)
     assert len(told) == count  # once, not with every frame
-    broken = CameraInfo(width=160, height=120, k=[float('nan')] * 9)
-    info.publish(broken)
-    robot.wait(lambda: 'holds NaN' in robot.status().message, 'a warning')
-    robot.wait(lambda: is_calibrated(False), 'no calibration')
+    damaged = robot.count('damaged')
+    singular = [100.0, 100.0, 0.0, 100.0, 100.0, 0.0, 0.0, 0.0, 1.0]
+    for k, reason in (([float('nan')] * 9, 'holds NaN'), (singular, 'no camera matrix')):
+        info.publish(CameraInfo(width=160, height=120, k=k))
+        robot.wait(lambda said=reason: said in robot.status().message, 'a warning')
+        assert 'calibrate the camera, or remap camera_info' in robot.status().message
+        robot.wait(lambda: is_calibrated(False), 'no calibration')
+    assert robot.count('damaged') == damaged  # the frames are as good as before
     robot.node.destroy_publisher(info)
     late = robot.listen(String, '/kp2d/info', LATCHED)  # after all frames
     robot.wait(lambda: late, 'what was latched')

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kp2d_core import verification
-from kp2d_core.verification import distances_to, verify
+from kp2d_core.verification import Likely, agreeing, distances_to, verify
 
 K = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
 
@@ -43,6 +43,34 @@ def test_a_slow_camera_keeps_its_near_points():
     assert 0.2 < (moved & ~wrong).mean() < 0.5
     inliers, _ = verify(before, after, 'fundamental', threshold=2.0)
     assert inliers[moved & ~wrong].mean() > 0.95
+
+
+@pytest.mark.parametrize('method', ['fundamental', 'essential'])
+def test_a_likely_geometry_is_taken_only_where_it_holds(method, monkeypatch):
+    before, after, _ = scene((0.3, 0.1, 0.1))
+    searches = []
+    search = verification._estimate
+    monkeypatch.setattr(
+        verification, '_estimate', lambda *given: searches.append(1) or search(*given)
+    )
+
+    def found(likely: Likely | None, pairs=(before, after)):
+        return agreeing(*pairs, method, 2.0, K, likely=likely)
+
+    inliers, model = found(None)
+    assert len(searches) == 1
+    likely = Likely(model, inliers.mean())
+    again, refitted = found(likely)
+    assert len(searches) == 1
+    assert (again == inliers).mean() > 0.99 and distances_to(
+        refitted, method, before[inliers], after[inliers], K
+    ).mean() <= 1.01 * distances_to(model, method, before[inliers], after[inliers], K).mean()
+    # The camera moves elsewhere, which a quarter of the points, the near ones, tell.
+    turned = scene((0.0, 0.45, 0.0), near=0.25)
+    kept, _ = found(likely, turned[:2])
+    assert len(searches) == 2
+    moved = np.linalg.norm(turned[1] - turned[0], axis=1) > 5
+    assert kept[moved & ~turned[2]].mean() > 0.9
 
 
 @pytest.mark.parametrize('shift', [(1.0, 0.0), (3.0, 0.0), (0.0, 0.0), (0.3, 0.2)])

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 NUMPY, OPENCV = '1.26.4', '4.6.0'  # of Ubuntu 24.04
 SYSTEM = [
     f'numpy=={NUMPY}', f'opencv-python-headless=={OPENCV}.66', 'PyYAML==6.0.1', 'tqdm==4.66.2',
-    'colcon-common-extensions', 'catkin-pkg', 'setuptools<80',
+    'colcon-common-extensions', 'catkin-pkg', 'setuptools<80', 'pytest-timeout==2.2.0',
 ]  # fmt: skip
 PYTHON = '3.12'
 
@@ -116,6 +116,21 @@ print(int(found.inliers.sum()), detector.runtime.description)
 """
     inliers, description = run('python3', '-c', code, env=robot).split(maxsplit=1)
     assert int(inliers) > 100 and description.startswith('OpenVINO')
+
+
+@pytest.mark.parametrize(
+    ('colcon', 'passes'), [(['colcon'], False), (['python3', '-m', 'colcon'], True)]
+)
+def test_colcon_test_runs_the_tests(robot, colcon, passes):
+    """With the system's Python, which lacks safetensors, and with that of the venv."""
+    workspace = Path(robot['AMENT_PREFIX_PATH'].split(os.pathsep)[0]).parents[1]
+    chosen = ['-k', 'test_matching or test_tracking or test_messages'] if passes else []
+    run(*colcon, 'test', '--pytest-args', '-q', *chosen, cwd=workspace, env=robot)
+    said = run(*colcon, 'test-result', '--all', cwd=workspace, env=robot)
+    numbers = re.search(r'Summary: (\d+) tests, 0 errors, 0 failures, (\d+) skipped', said)
+    assert numbers is not None, said
+    tests, skipped = map(int, numbers.groups())
+    assert tests - skipped > 50 if passes else tests > 50 and skipped, said
 
 
 def test_camera_and_node_run(robot, tmp_path):
