@@ -205,7 +205,9 @@ class Map:
         target = np.arange(self.count)
         target[old] = new
         points, owner = self.observations()
-        for frame in (self.keyframes[place] for place in np.unique(owner[target[points] != points])):
+        for frame in (
+            self.keyframes[place] for place in np.unique(owner[target[points] != points])
+        ):
             rows = np.flatnonzero(frame.points >= 0)
             changed = rows[target[frame.points[rows]] != frame.points[rows]]
             wanted = target[frame.points[changed]]
