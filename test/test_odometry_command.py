@@ -63,6 +63,10 @@ def test_recording_of_one_camera(kitti, tmp_path, capsys):
     assert main(arguments) == 0
     told = capsys.readouterr().out
     assert 'the scale of trajectory and map is arbitrary' in told
+    header, ours = (line.split() for line in told.splitlines()[1:3])
+    assert header[-1] == 'Hz'
+    assert float(ours[-1]) > 0
+    assert float(ours[5].rstrip('%')) < 0.5  # ATE / path
     rows = np.loadtxt(output)
     assert rows.shape == (FRAMES, 8)
     assert np.allclose(np.diff(rows[:, 0]), 0.1)

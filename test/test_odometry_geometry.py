@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kp2d_core.odometry.adjustment import Problem, adjust
+from kp2d_core.odometry.adjustment import Problem, adjust, unexplained
 from kp2d_core.odometry.geometry import (
     exp_rotation,
     invert,
@@ -116,6 +116,26 @@ def test_adjustment_of_a_rig_knows_the_scale(views, random):
     )  # fmt: skip
     adjust(problem, steps=40)
     assert np.allclose(problem.poses, poses, atol=1e-4)
+
+
+def test_what_poses_and_points_can_follow_is_explained(views, random):
+    poses, points = views
+    frame, point, seen = observed(poses, points, random, noise=0.0)
+    fixed = np.arange(8) < 1
+    problem = Problem(
+        poses, points, frame, point, seen, np.full(len(seen), FOCAL), fixed
+    )  # fmt: skip
+    step = np.where(np.arange(8)[:, None] == 5, 1e-6 * random.normal(size=6), 0)
+    turned, shifted = moved(poses, step), points + 1e-6 * random.normal(size=points.shape)
+    place = np.einsum('nij,nj->ni', turned[frame][:, :3, :3], shifted[point])
+    place += turned[frame][:, :3, 3]
+    slope = (place[:, :2] / place[:, 2:] - seen) / 1e-6
+    _, left = unexplained(problem, slope, 2.0)
+    assert np.abs(left).max() < 0.01 * np.abs(FOCAL * slope).max()
+    slope = random.normal(size=seen.shape)  # nobody can follow that
+    off, left = unexplained(problem, slope, 2.0)
+    assert np.abs(off).max() < 1e-6
+    assert (left**2).sum() > 0.3 * ((FOCAL * slope) ** 2).sum()
 
 
 def test_pose_from_scratch_and_refined(views, random):

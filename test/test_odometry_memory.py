@@ -24,6 +24,7 @@ def frames(poses, seed=0):
 
 def test_memory_stays_the_same_over_a_long_way(monkeypatch):
     monkeypatch.setattr('kp2d_core.odometry.odometry.SETTLED_AFTER', 20)
+    monkeypatch.setattr('kp2d_core.odometry.thinning.KEPT', 60)
     poses = ring_path(0.2, 40.0)
     camera, seen = frames(poses)
     odometry = Odometry(camera, Settings(max_keyframes=30))
@@ -38,6 +39,8 @@ def test_memory_stays_the_same_over_a_long_way(monkeypatch):
     # Of frames that are no keyframes any more only the pose is left.
     assert max(stored[2 * third :]) < 1.1 * max(stored[third : 2 * third])
     assert max(points) < 10_000
+    older = [len(world.keyframes[0]) for world in odometry.maps]
+    assert max(older) <= 60
     assert len(odometry._retrieval) <= 30
     odometry.finish(loops=False)
     stamps, found = odometry.trajectory()

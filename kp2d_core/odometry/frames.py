@@ -66,12 +66,11 @@ class Frame:
     def __len__(self) -> int:
         return len(self.seen)
 
-    def strip(self) -> None:
-        """Keep nothing but the pose."""
-        self.features = self.features[np.empty(0, np.intp)]
-        self.seen, self.raw = np.empty((0, 2)), np.empty((0, 2))
-        self.weight, self.late = np.empty(0), np.empty(0)
-        self.camera, self.points = np.empty(0, np.int64), np.empty(0, np.int64)
+    def keep(self, rows: Ints) -> None:
+        """Keep these features alone."""
+        self.features = self.features[rows]
+        for name in ('seen', 'raw', 'late', 'weight', 'camera', 'points'):
+            setattr(self, name, getattr(self, name)[rows])
 
 
 @dataclass(slots=True)
@@ -196,19 +195,21 @@ class Map:
     def drop_points(self, numbers: Ints) -> None:
         """Forget points, and who saw them."""
         self.alive[numbers] = False
-        for frame in self.keyframes:
-            known = frame.points >= 0
-            frame.points[known & ~self.alive[frame.points]] = -1
+        points, owner = self.observations()
+        for place in np.unique(owner[~self.alive[points]]):
+            frame = self.keyframes[place]
+            frame.points[(frame.points >= 0) & ~self.alive[frame.points]] = -1
 
     def replace_points(self, old: Ints, new: Ints) -> None:
         """Let what was seen as one point be seen as another, where that is not seen already."""
         target = np.arange(self.count)
         target[old] = new
-        for frame in self.keyframes:
+        points, owner = self.observations()
+        for frame in (
+            self.keyframes[place] for place in np.unique(owner[target[points] != points])
+        ):
             rows = np.flatnonzero(frame.points >= 0)
             changed = rows[target[frame.points[rows]] != frame.points[rows]]
-            if not len(changed):
-                continue
             wanted = target[frame.points[changed]]
             for row, point in zip(changed, wanted, strict=True):
                 twice = (frame.points == point) & (frame.camera == frame.camera[row])
@@ -220,10 +221,16 @@ class Map:
 
     def times_seen(self) -> Ints:
         """(count,) by how many keyframes (and cameras) each point is seen."""
-        total = np.zeros(self.count, np.int64)
-        for frame in self.keyframes:
-            total += np.bincount(frame.points[frame.points >= 0], minlength=self.count)
-        return total
+        return np.bincount(self.observations()[0], minlength=self.count)
+
+    def observations(self) -> tuple[Ints, Ints]:
+        """(N,) each: the points that keyframes see, and the places of those in `keyframes`."""
+        if not self.keyframes:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        points = np.concatenate([frame.points for frame in self.keyframes])
+        owner = np.repeat(np.arange(len(self.keyframes)), [len(f) for f in self.keyframes])
+        known = points >= 0
+        return points[known], owner[known]
 
     def sight(self, frame: Frame | Sights, rows: Ints, points: Ints) -> Sight:
         """Features `rows` of a frame as sights of `points` of the map."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from kp2d_core.odometry.adjustment import adjust, residuals
@@ -45,12 +47,11 @@ def neighbours(world: Map, frame: Frame, count: int) -> list[Frame]:
     """Return the keyframes that share most points with a frame, best first."""
     mine = np.zeros(world.count, bool)
     mine[frame.points[frame.points >= 0]] = True
-    shared = [
-        int(mine[other.points[other.points >= 0]].sum()) if other is not frame else 0
-        for other in world.keyframes
-    ]
-    order = np.argsort(shared, kind='stable')[::-1][:count]
-    return [world.keyframes[i] for i in order if shared[i] >= SHARED]
+    points, owner = world.observations()
+    shared = np.bincount(owner[mine[points]], minlength=len(world.keyframes))
+    order = np.argsort(shared, kind='stable')[::-1]
+    near = (world.keyframes[i] for i in order if shared[i] >= SHARED)
+    return list(islice((other for other in near if other is not frame), count))
 
 
 def local_points(world: Map, frames: list[Frame]) -> Ints:

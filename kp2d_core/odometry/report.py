@@ -24,7 +24,8 @@ COLUMNS = {
     'frames': 'frames with a final pose / all frames',
     'lost': 'lost frames after the start, when they arrived',
     'ATE': 'absolute trajectory error: RMS position error of the final poses after alignment, m',
-    'causal': 'the same for the poses as reported when each frame arrived, m',
+    'of path': 'ATE as a share of the length of the path',
+    'causal': 'ATE of the poses as reported when each frame arrived, m',
     'worst': 'largest position error of any reported pose, each map aligned separately, m',
     'RPE': 'relative pose error: RMS error of the motion between successive frames, m',
     'turn': 'the same for the rotation, degrees',
@@ -34,6 +35,7 @@ COLUMNS = {
     'keyframes': 'keyframes of the largest map',
     'features ms': 'CPU time per frame for features',
     'odometry ms': 'CPU time per frame for pose and map',
+    'Hz': 'frames per second, features and odometry one after the other',
 }
 
 
@@ -68,6 +70,7 @@ def _row(runs: list[Run], scores: list[Score], recording: Recording) -> dict[str
     if scores:
         row |= {
             'ATE': f'{median([s.final.ate for s in scores]):.4f}',
+            'of path': f'{median([s.final.ate / s.length for s in scores]):.2%}',
             'causal': f'{median([s.causal.ate for s in scores]):.4f}',
             'worst': f'{median([s.worst for s in scores]):.4f}',
             'RPE': f'{median([s.final.rpe for s in scores]):.4f}',
@@ -77,12 +80,14 @@ def _row(runs: list[Run], scores: list[Score], recording: Recording) -> dict[str
             row['scale'] = f'{median([s.true_scale - 1 for s in scores]):+.2%}'
     each = 1000 / max(frames, 1)
     first = max(run.feature_seconds for run in runs)
+    wall = sum(run.wall_seconds or 0.0 for run in runs)
     return row | {
         'maps': f'{median([float(len(set(run.maps[run.maps >= 0]))) for run in runs]):.0f}',
         'loops': f'{median([float(run.loops) for run in runs]):.0f}',
         'keyframes': f'{median([float(run.keyframes) for run in runs]):.0f}',
         'features ms': f'{first * each:.0f}',
         'odometry ms': f'{median([run.odometry_seconds for run in runs]) * each:.0f}',
+        'Hz': f'{frames / max(wall, 1e-9):.1f}',
     }
 
 
@@ -128,6 +133,7 @@ def write_json(
             'keyframes': run.keyframes,
             'points': len(run.points),
             'loops': run.loops,
+            'wall_seconds': run.wall_seconds,
             'feature_seconds': run.feature_seconds,
             'odometry_seconds': run.odometry_seconds,
             'finish_seconds': run.finish_seconds,

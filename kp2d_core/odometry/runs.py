@@ -54,6 +54,7 @@ class Run:
     points: Matrix  # (M, 3) of the largest map
     keyframes: int
     loops: int
+    wall_seconds: float | None  # of all frames, features included; None: they were there already
     feature_seconds: float  # processor's time, all frames
     odometry_seconds: float
     finish_seconds: float
@@ -76,6 +77,7 @@ class Score:
     final: Errors
     causal: Errors
     true_scale: float  # of the final poses against the truth
+    length: float  # m of the true path of the frames that were compared
     worst: float  # m that the worst causal pose of any map is off; each map aligned by itself
 
 
@@ -140,27 +142,30 @@ def _run(
 ) -> Run:
     odometry = Odometry(recording.rig, method.settings, seed=seed)
     estimates = []
-    feature_seconds = odometry_seconds = 0.0
+    feature_seconds = odometry_seconds = wall_seconds = 0.0
+    known = bool(kept)
     title = f'{method.name}, {recording.name}' + (f', seed {seed}' if seeds > 1 else '')
     hidden = None if progress else True
     with tqdm(total=recording.count, desc=title, unit='frame', disable=hidden) as bar:
 
         def follow(stamp: float, features: list[Features]) -> None:
-            nonlocal odometry_seconds
-            begun = time.process_time()
+            nonlocal odometry_seconds, wall_seconds
+            begun, clock = time.process_time(), time.perf_counter()
             estimates.append(odometry.update(features, stamp))
             odometry_seconds += time.process_time() - begun
+            wall_seconds += time.perf_counter() - clock
             bar.set_postfix_str(str(estimates[-1].state), refresh=False)
             bar.update()
 
-        if kept:
+        if known:
             for stamp, features in kept:
                 follow(stamp, features)
         else:
             for stamp, images in recording.shots():
-                begun = time.process_time()
+                begun, clock = time.process_time(), time.perf_counter()
                 features = [method.extract(image) for image in images]
                 feature_seconds += time.process_time() - begun
+                wall_seconds += time.perf_counter() - clock
                 if seeds > 1:
                     kept.append((stamp, features))
                 follow(stamp, features)
@@ -182,7 +187,8 @@ def _run(
         final[rows], maps[rows] = poses, world.number
     run = Run(
         method.name, seed, stamps, [e.state for e in estimates], maps, causal, causal_maps, final,
-        np.empty((0, 3)), 0, closed, feature_seconds, odometry_seconds, finish_seconds,
+        np.empty((0, 3)), 0, closed, None if known else wall_seconds, feature_seconds,
+        odometry_seconds, finish_seconds,
     )  # fmt: skip
     for world in odometry.maps:
         if world.number == run.largest:
@@ -211,4 +217,6 @@ def score(run: Run, recording: Recording) -> Score | None:
             worst = max(worst, found.worst)
             if told is None or found.frames > told.frames:
                 told = found
-    return None if told is None else Score(final, told, scale, worst)
+    steps = np.diff(truth[rows][:, :3, 3], axis=0)
+    length = max(float(np.linalg.norm(steps, axis=1).sum()), 1e-9)
+    return None if told is None else Score(final, told, scale, length, worst)

@@ -18,6 +18,7 @@ from kp2d_core.odometry.geometry import Matrix, invert, log_rotation, project
 LONGEST_STEP = 0.25  # s between two frames that still tell how fast the camera turned
 MEMORY = 0.5  # share of what was learned that is left after a keyframe
 VIEWS, FEWEST_VIEWS = 10, 4  # keyframes to learn from
+SOON, SELDOM = 30, 5  # learn from each of the first keyframes, later from every fifth
 SMALLEST = 0.004  # s; a shorter readout is not worth correcting
 CERTAIN = 6.0  # standard deviations that the readout must be away from zero
 GAIN = 1.5  # what fits the readout so far was chosen, what does not was dropped: go further
@@ -92,6 +93,7 @@ class Shutter:
         self._known = readout is not None
         self._rate: Matrix | None = None  # rad/s, between the last two frames
         self._information, self._pull = 0.0, 0.0
+        self._keyframes = 0  # so far
 
     def expect(self, world: Map, frame: Frame, last: Frame) -> None:
         """Before the pose of a frame is known: it moves as the last one did."""
@@ -121,9 +123,12 @@ class Shutter:
         self._rate = None
 
     def update(self, world: Map) -> None:
-        """After a new keyframe: learn, adopt it, and correct the keyframes if that changes them."""
-        self.learn(world)
-        if self._known or not self._information:
+        """After a new keyframe: learn, and correct the keyframes if that changes the readout."""
+        self._keyframes += 1
+        if self._known or (self._keyframes > SOON and self._keyframes % SELDOM):
+            return
+        self._learn(world)
+        if not self._information:
             return
         learned = self._pull / self._information
         certain = abs(learned) > CERTAIN / np.sqrt(self._information)
@@ -142,14 +147,14 @@ class Shutter:
         for sights in world.waiting:
             sights.twist = twists.get(sights.placed.stamp, sights.twist)
 
-    def learn(self, world: Map) -> None:
+    def _learn(self, world: Map) -> None:
         """What the residuals of the last keyframes say of the readout, wherever they may be.
 
         Poses and points hide most of what the shutter does: what they can explain, after a step
         of the adjustment towards it, does not count.
         """
         frames = world.keyframes[-VIEWS:]
-        if self._known or len(frames) < FEWEST_VIEWS:
+        if len(frames) < FEWEST_VIEWS:
             return
         problem, numbers = world.problem(frames, [True] + [False] * (len(frames) - 1))
         if not len(problem.frame):

@@ -13,6 +13,7 @@ from kp2d_core.odometry.geometry import Matrix, invert
 
 RECENT = 20  # keyframes of the map of now that stay: the adjustment is at work there
 SPARE = 0.05  # share of the most that goes at once, so that it is not done for each keyframe
+KEPT = 200  # features of an older keyframe, once there are too many: enough to find its place by
 LEAST = 3  # keyframes of another map; with fewer, it is forgotten
 
 Heirs = dict[int, tuple[Frame, Frame]]  # by the number of one that went: it, and its heir
@@ -49,6 +50,8 @@ def thin_out(maps: list[Map], current: Map, most: int) -> Heirs:
         for world in maps:
             _drop(world, sorted(place for number, place in taken if number == id(world)), heirs)
         total -= len(taken)
+    for world in maps:
+        _slim(world, world.keyframes[: -RECENT if world is current else None])
     return heirs
 
 
@@ -78,9 +81,30 @@ def _drop(world: Map, places: list[int], heirs: Heirs) -> None:
         np.add.at(world.seen_before, points, 1)
         heirs[frame.index] = frame, world.keyframes[place - 1]
     if places:
-        unseen = np.flatnonzero(world.alive[: world.count] & (world.times_seen() < 1))
-        if len(unseen):
-            world.drop_points(unseen)
+        _drop_unseen(world)
+
+
+def _slim(world: Map, frames: list[Frame]) -> None:
+    """Leave the frames their points that were seen most often.
+
+    Otherwise each keyframe would in the end have as many points of its own as it has features.
+    """
+    often = world.times_seen() + world.seen_before[: world.count]
+    most = KEPT * len(world.rig.cameras)
+    for frame in frames:
+        if len(frame) > most:
+            seeing = np.flatnonzero(frame.points >= 0)
+            best = np.argsort(-often[frame.points[seeing]], kind='stable')[:most]
+            gone = np.delete(seeing, best)
+            np.add.at(world.seen_before, frame.points[gone], 1)
+            frame.keep(np.sort(seeing[best]))
+    _drop_unseen(world)
+
+
+def _drop_unseen(world: Map) -> None:
+    unseen = np.flatnonzero(world.alive[: world.count] & (world.times_seen() < 1))
+    if len(unseen):
+        world.drop_points(unseen)
 
 
 def _forget_map(world: Map, heirs: Heirs) -> None:
@@ -89,7 +113,7 @@ def _forget_map(world: Map, heirs: Heirs) -> None:
     for frame in world.keyframes[1:]:
         heirs[frame.index] = frame, first
     heirs[first.index] = first, first
-    first.strip()
+    first.keep(np.empty(0, np.int64))
     world.keyframes = []
     world.waiting.clear()
     world.alive[:] = False
