@@ -72,7 +72,7 @@ ablation: $(READY)  ## train V0 to V4 of the paper at reduced scale, for hours; 
 SMALL_STEPS ?= 30000 8000  # with small views, with large ones
 FAST_STEPS ?= 16000 4000
 BEGIN := --set optimizer.schedule=constant
-# The first 8200 steps of small, 3.5 hours of two cores, on the 802 free photographs.
+# The first 11200 steps of small, about 4 hours of two cores, on photographs with free licences.
 SMALL_BEGUN := --init docs/small-begun.safetensors --set pairs.strength='[[0, 1.0]]'
 FINISH := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
     --set pairs.short_side='[240, 480]' --set pairs.strong.shift=48 --set optimizer.batch=3 \
