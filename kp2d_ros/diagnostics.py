@@ -161,7 +161,8 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
         return say(OK, 'fast camera', f'{summary.rate:.1f} Hz, the camera is faster: '
                    f'{since["dropped"]} of {received} frames dropped; a smaller working_size or '
                    'fewer scales help')  # fmt: skip
-    return say(OK, 'well', f'{summary.rate:.1f} Hz')
+    rate = f'{summary.rate:.1f} Hz' if summary.rate else 'images arrive'
+    return say(OK, 'well', rate)
 
 
 def calibration_fault(result: Result, settings: Settings) -> str:

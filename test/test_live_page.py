@@ -303,6 +303,21 @@ def test_run_from_start_to_interrupt(tmp_path):
             assert 'Traceback' not in log.read_text()
 
 
+def test_run_names_what_is_wrong_with_the_pictures(tmp_path):
+    (tmp_path / 'black').mkdir()
+    for number in range(3):
+        cv2.imwrite(str(tmp_path / 'black' / f'{number}.png'), np.zeros((120, 160, 3), np.uint8))
+    model = write_responsive_model(tmp_path)
+    with Process(
+        tmp_path / 'log', '-m', 'kp2d_ros.demo.run', '--source', str(tmp_path / 'black'),
+        '--out', str(tmp_path / 'out'), '--model', str(model), '--runtime', 'torch', '--rate',
+        '5', '--no-browser', domain=new_domain(),
+    ) as run:  # fmt: skip
+        run.wait_for('warn: the images are black: check the lens cap')
+        time.sleep(2.5)
+        assert run.output.count('warn: the images are black') == 1  # once, not every second
+
+
 def test_run_with_the_camera_of_a_robot_until_the_terminal_is_closed(tmp_path, photographs):
     domain = new_domain()
     robot = Robot(domain)

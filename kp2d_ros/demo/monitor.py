@@ -95,6 +95,9 @@ class Monitor(Node):
     def level(self) -> str:
         return LEVELS[self._status.level] if self._status is not None else 'ok'
 
+    def troubled(self) -> bool:
+        return self.level() != 'ok'
+
     def parameters(self) -> list[dict[str, Any]]:
         """For sliders; [] until the node has told their values."""
         if not self._asked and self._get.service_is_ready():

@@ -182,7 +182,7 @@ def watch(
     if not args.no_browser and (os.environ.get('DISPLAY') or os.environ.get('WAYLAND_DISPLAY')):
         webbrowser.open(page.address)
     began = next_line = time.monotonic()
-    saved, shown = 0, b''
+    saved, shown, said = 0, b'', ''
     try:
         while not stop.is_set():
             executor.spin_once(timeout_sec=0.05)
@@ -198,6 +198,10 @@ def watch(
                 monitor.remember(figures)
                 page.tell(told(monitor) | figures)
                 print(line(figures) if figures else f'         {monitor.state()}', flush=True)
+                trouble = f'{monitor.level()}: {monitor.state()}' if monitor.troubled() else ''
+                if trouble and figures and trouble != said:
+                    print(trouble, flush=True)
+                said = trouble
                 if shown and saved < args.save:
                     saved += 1
                     with atomic_write(args.out / f'overlay-{saved:04}.jpg') as path:
