@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kp2d_core.runtimes import Runtime
 
 Float = NDArray[np.float32]
-BATCH_PIXELS = 4 << 20  # pixels of a batch: more need memory and hardly save time
-MOST_PAIRS = 1 << 22  # that suppression looks at all at once: 64 MB
+BATCH_PIXELS = 4 << 20  # pixels per batch: more need memory and hardly save time
+MOST_PAIRS = 1 << 22  # pairs that suppression compares at once: 64 MB
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,7 +32,7 @@ class Features:
     keypoints: Float  # (N, 2): x right, y down, pixels; (0, 0) = centre of the top-left pixel
     scores: Float  # (N,) descending
     descriptors: Float  # (N, D) unit length
-    image_size: tuple[int, int] = (0, 0)  # (width, height) of the image they lie in
+    image_size: tuple[int, int] = (0, 0)  # (width, height) of the image
     # (N,) scale at which each was found: 1 in the full image, 0.5 in the image at half the size
     scales: Float = None  # type: ignore[assignment]
     # (N,) expected error of each location, in pixels along x and along y; 1 if the model has none
@@ -47,12 +47,12 @@ class Features:
         return len(self.keypoints)
 
     def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Features:
-        """A subset, by mask, indices or slice."""
+        """Return a subset, by mask, indices or slice."""
         chosen: dict[str, Any] = {name: rows[which] for name, rows in self.rows().items()}
         return replace(self, **chosen)
 
     def __add__(self, other: Features) -> Features:
-        """Both, one after the other."""
+        """Concatenate both."""
         return join_features([self, other])
 
     def __repr__(self) -> str:
@@ -63,12 +63,12 @@ class Features:
         return f'Features({text}, descriptors of {self.descriptors.shape[1]})'
 
     def rows(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name."""
+        """Return the arrays by name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: rows for name, rows in values.items() if isinstance(rows, np.ndarray)}
 
     def to_dict(self) -> dict[str, NDArray[Any]]:
-        """A dictionary with the key names of LightGlue.
+        """Return a dictionary with the key names of LightGlue.
 
         >>> data = {name: torch.from_numpy(v)[None] for name, v in features.to_dict().items()}
         """
@@ -92,7 +92,7 @@ def in_order_of_score(features: Features) -> Features:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which keypoints are kept; `select` has the order."""
+    """The limits of a selection; `select` applies them in order."""
 
     max_keypoints: int | None = None
     score_threshold: float = 0.0
@@ -107,9 +107,9 @@ def find(
     selection: Selection,
     masks: Sequence[NDArray[np.uint8] | None],
 ) -> list[Features]:
-    """The features of each image, found by the network at each of its working sizes.
+    """Find the features of each image with the network, at each of its working sizes.
 
-    Nothing is checked: `KeypointDetector` says which sizes and which limit are possible.
+    The arguments are not checked: `KeypointDetector` determines possible sizes and limits.
     """
     found: list[list[Features]] = [[] for _ in images]
     for same in alike(images, sizes):
@@ -130,7 +130,7 @@ def find(
 
 
 def alike(images: Sequence[Image], sizes: Sequence[Sequence[Size]]) -> Iterator[list[int]]:
-    """Batches: indices of images of one size, at most BATCH_PIXELS each."""
+    """Group the indices of images of equal size into batches of at most BATCH_PIXELS."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, image in enumerate(images):
         groups.setdefault(image.shape[:2], []).append(index)
@@ -144,7 +144,7 @@ def alike(images: Sequence[Image], sizes: Sequence[Sequence[Size]]) -> Iterator[
 def _run(
     runtime: Runtime, images: list[Image], working_size: Size, limit: int | None
 ) -> list[Features]:
-    """The features of images of one size; some may lie in the padding."""
+    """Find the features of images of equal size; some may lie in the padding."""
     inputs, placements = zip(*(prepare(each, working_size) for each in images), strict=True)
     placement = placements[0]
     top_k = cells_to_ask(inputs[0], placement, runtime.cell, limit)
@@ -165,13 +165,13 @@ def _run(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the given image lies in the network's input, to map keypoints back."""
+    """The position of the given image in the input of the network, to map keypoints back."""
 
-    given: Size  # of the caller's image
-    working: Size  # it was resized to this, then padded right and below to whole cells
+    given: Size  # of the given image
+    working: Size  # after resizing, before padding on the right and below to whole cells
 
     def to_given(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Network pixels -> pixels of the given image. Pixel centres count: half-pixel correct."""
+        """Map pixels of the network to pixels of the given image, following pixel centres."""
         if self.working == self.given:
             return points
         matrix = resize_matrix(self.working, self.given)
@@ -179,9 +179,9 @@ class Placement:
 
 
 def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image, Placement]:
-    """The network's input (RGB, whole cells, contiguous) of a checked image.
+    """Convert a checked image to the input of the network: RGB, whole cells, contiguous.
 
-    `working_size` is (width, height), or the length of the longer side, or None to keep it.
+    `working_size` is (width, height), the longer side, or None to keep the size.
     """
     given = image.shape[1], image.shape[0]
     as_given = working_size is None or (isinstance(working_size, tuple) and working_size == given)
@@ -199,19 +199,19 @@ def prepare(image: Image, working_size: Size | int | None = None) -> tuple[Image
 
 
 def cells_to_ask(network_input: Image, placement: Placement, cell: int, wanted: int | None) -> int:
-    """How many cells to request, so that `wanted` remain without those in the padding."""
+    """Return how many cells to request, so that `wanted` remain without those in the padding."""
     height, width = network_input.shape[:2]
     rows, columns = height // cell, width // cell
     if wanted is None:
         return rows * columns
     right, below = width - placement.working[0], height - placement.working[1]
-    # Keypoints of the cells in the padding lie in it, and some of the cells beside it.
+    # Keypoints of cells in the padding lie there, and so do some of the neighbouring cells.
     padded_rows, padded_columns = (-(-pad // cell) + 1 if pad else 0 for pad in (below, right))
     return min(wanted + padded_rows * columns + padded_columns * rows, rows * columns)
 
 
-# A distance or a threshold beyond float32 is as good as infinite; that between two infinities is
-# NaN, which is never near.
+# A distance or threshold beyond float32 counts as infinite. The distance between two infinities
+# is NaN, which is never near.
 @np.errstate(over='ignore', invalid='ignore')
 def select(
     features: Features,
@@ -237,7 +237,7 @@ def select(
 
 
 def inside(points: Float, image_size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which points lie on the image: at most half a pixel beyond the outermost centres."""
+    """Mark the points on the image: at most half a pixel beyond the outermost pixel centres."""
     width, height = image_size
     x, y = points[:, 0], points[:, 1]
     result: NDArray[np.bool_] = (x >= -0.5) & (y >= -0.5) & (x < width - 0.5) & (y < height - 0.5)
@@ -253,10 +253,10 @@ def _under_mask(points: Float, mask: NDArray[np.uint8] | NDArray[np.bool_]) -> N
 
 @np.errstate(over='ignore', invalid='ignore')
 def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
-    """Greedy non-maximum suppression of points in descending order of score: which ones stay.
+    """Greedy non-maximum suppression of points in descending order of score; mark those kept.
 
-    A point is dropped if a kept point with a higher score is closer than `radius`. The result is
-    that of a loop over the points, in a few vectorised passes over all close pairs.
+    A point is dropped if a kept point with a higher score is closer than `radius`. A few
+    vectorised passes over all close pairs give the result of a loop over the points.
     """
     pairs = _close_pairs(points, radius)
     if pairs is None:
@@ -275,7 +275,7 @@ def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
 
 
 def _suppress_one_by_one(points: Float, radius: float) -> NDArray[np.bool_]:
-    """The same in little memory, for so wide a radius that only few stay."""
+    """The same with little memory, for a wide radius, where only few points stay."""
     order = np.argsort(points[:, 0], kind='stable')
     x = points[order, 0]
     undecided = np.ones(len(points), dtype=bool)
@@ -291,7 +291,7 @@ def _suppress_one_by_one(points: Float, radius: float) -> NDArray[np.bool_]:
 
 
 def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """All pairs of indices (lower, higher) of points closer than `radius`; None: too many."""
+    """Find all pairs of indices (lower, higher) of points closer than `radius`; None: too many."""
     count = 0
     order = np.argsort(points[:, 0], kind='stable')
     x, y = points[order, 0], points[order, 1]
@@ -312,10 +312,10 @@ def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArra
 
 
 def unit_descriptors(descriptors: NDArray[Any]) -> Float:
-    """Any descriptors as unit vectors with the same neighbours.
+    """Convert descriptors to unit vectors with the same neighbours.
 
-    Bits become +-1: then squared Euclidean distances are proportional to Hamming distances, and
-    one way of matching serves binary and real descriptors alike.
+    Bits become ±1. Squared Euclidean distances are then proportional to Hamming distances, and one
+    matcher serves binary and real descriptors.
     """
     if descriptors.dtype == np.uint8:
         descriptors = np.unpackbits(descriptors, axis=1).astype(np.float32) * 2 - 1

@@ -1,4 +1,4 @@
-"""Matching two sets of features: nearest neighbours, then tests on them."""
+"""Match two sets of features: nearest neighbours, then tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = 4  # of a product, for two threads to share
 BAND = 128  # points that are compared at once if there is a radius
 FAR = 1e6  # pixels; no point is there
 LOWEST = -1.1  # below every similarity
-STEEP = 1e6  # how fast similarities fall beyond the radius, by squared pixel
+STEEP = 1e6  # slope at which similarities fall beyond the radius, per squared pixel
 
 _helper = ThreadPoolExecutor(1, 'matching')
 _entering = threading.Lock()
@@ -185,14 +185,14 @@ def match_in_turn(
 
 
 def _one_each(rows: NDArray[np.intp], nearest: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The first of several rows that are equally near to the same point, as copies are."""
+    """Keep the first of several rows that are equally near to the same point (copies)."""
     if not len(rows) or np.bincount(nearest[rows]).max() < 2:
         return rows
     return rows[np.sort(np.unique(nearest[rows], return_index=True)[1])]
 
 
 def _distance(similarity: Float) -> Float:
-    """Of unit vectors with this dot product; infinite where nothing was comparable."""
+    """Distance of unit vectors from their dot product; infinite if nothing was comparable."""
     return np.sqrt(np.maximum(2 - 2 * similarity, 0), dtype=np.float32)
 
 
@@ -201,7 +201,7 @@ def no_matches() -> Matches:
 
 
 def as_float32(features: Features) -> Float:
-    """The descriptors: products of the bytes that messages have would overflow."""
+    """Return float32 descriptors: products of the bytes in messages would overflow."""
     descriptors = features.descriptors
     if descriptors.ndim != 2 or len(descriptors) != len(features):
         raise ValueError(
@@ -213,19 +213,19 @@ def as_float32(features: Features) -> Float:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """For each descriptor of the first set, its nearest of the second. N and M descriptors."""
+    """The nearest neighbours of N descriptors among M others."""
 
     nearest: Ints  # (N,) index in the second set
     best: Float  # (N,) similarity to it; -inf if none is within the radius
-    runner_up: Float  # (N,) similarity to the next one; only where it was asked for
-    best_of_second: Float  # (M,) the highest similarity of each of the second set
+    runner_up: Float  # (N,) similarity to the second nearest, if requested
+    best_of_second: Float  # (M,) highest similarity of each descriptor of the second set
 
 
 @dataclass(frozen=True)
 class Gate:
     """Compare only points of the second set within `radius` of `centres`, in pixels."""
 
-    centres: Float  # (N, 2) where the first set's points are expected
+    centres: Float  # (N, 2) expected positions of the first points
     points: Float  # (M, 2)
     radius: float
 
@@ -233,7 +233,7 @@ class Gate:
 def find_neighbours(
     first: Float, second: Float, gate: Gate | None = None, *, runner_up: bool = False
 ) -> Neighbours:
-    """Of unit descriptors (N, D) and (M, D), both at least one."""
+    """Find the neighbours of unit descriptors (N, D) among (M, D); neither set is empty."""
     if gate is None:
         found = nothing_yet(len(first), len(second))
         rows_at_once = max(1, min(BLOCK // len(second), -(-len(first) // PARTS)))
@@ -245,8 +245,8 @@ def find_neighbours(
         with_help(compare, parts)
         return found
 
-    # From the top of the image to its bottom, a band of the first set after the other, each with
-    # as many lines of the second as it can reach: a third of all products, or less.
+    # From top to bottom, each band of the first set is compared with the rows of the second set
+    # within reach: a third of all products or less.
     rows, columns = np.argsort(gate.centres[:, 1]), np.argsort(gate.points[:, 1])
     heights, lines = gate.centres[rows, 1], gate.points[columns, 1]
     left, right = distance_factors(gate.centres[rows], gate.points[columns])
@@ -260,7 +260,7 @@ def find_neighbours(
             continue
         window = slice(int(low), int(high))
         similarity = first[band] @ second[window].T
-        # What is too far falls below all others: a minimum takes a tenth of the time of a mask.
+        # Points too far away fall below all others: a minimum takes a tenth of the time of a mask.
         room = gate.radius**2 - left[band] @ right[window].T
         np.minimum(similarity, STEEP * room + 1, out=similarity)
         _compare(similarity, found, band, window, runner_up)
@@ -297,7 +297,7 @@ def nothing_yet(first: int, second: int) -> Neighbours:
 def _compare(
     similarity: Float, found: Neighbours, rows: slice, columns: slice, runner_up: bool
 ) -> None:
-    """Enter into `found` what the similarities of these rows and columns say."""
+    """Update `found` with the similarities of these rows and columns."""
     place = similarity.argmax(axis=1)
     along = np.arange(len(place))
     found.nearest[rows] = place + (columns.start or 0)
@@ -312,7 +312,7 @@ def _compare(
 
 
 def _reordered(found: Neighbours, rows: Ints, columns: Ints) -> Neighbours:
-    """Of sets that were taken in this order, in their own."""
+    """Convert the result of sorted sets to their original order."""
     result = nothing_yet(len(rows), len(columns))
     result.nearest[rows] = columns[found.nearest]
     result.best[rows] = np.where(found.best < LOWEST, -np.inf, found.best)
@@ -322,10 +322,10 @@ def _reordered(found: Neighbours, rows: Ints, columns: Ints) -> Neighbours:
 
 
 def distance_factors(first: Float, second: Float) -> tuple[Float, Float]:
-    """(N, 4) and (M, 4) whose product is the squared distances of points (N, 2) and (M, 2).
+    """Return (N, 4) and (M, 4) whose product gives the squared distances of the points.
 
-    |a - b|^2 = a.a - 2 a.b + b.b takes a tenth of the time of differences. Taking the middle off
-    first keeps float32 exact to a hundredth of a pixel.
+    |a - b|^2 = a.a - 2 a.b + b.b takes a tenth of the time of differences. Subtracting the centre
+    first keeps float32 accurate to a hundredth of a pixel.
     """
     middle = second.mean(axis=0)
     a, b = first - middle, second - middle

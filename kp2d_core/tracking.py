@@ -1,4 +1,4 @@
-"""Persistent track ids over a stream of frames: what visual odometry consumes."""
+"""Persistent track ids over a stream of frames, as visual odometry needs them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from kp2d_core.verification import Likely
 
 Ints = NDArray[np.int64]
 
-# How clear a track that was missed must be to come back, having no geometry to agree with: so much
-# nearer than the second nearest descriptor, and so near.
+# Without geometry, a missed track returns only if its match is clear: largest ratio to the second
+# nearest descriptor, and largest distance.
 CLEAR_RATIO, CLEAR_DISTANCE = 0.8, 1.0
-DRIFT = 0.02  # of the image's diagonal that a calibration may move from one frame to the next
+DRIFT = 0.02  # of the image diagonal: largest change of a calibration between two frames
 
 
 @dataclass(frozen=True)
 class Tracks:
-    """The tracks of one frame's features, row by row."""
+    """The tracks of the features of one frame, row by row."""
 
-    ids: Ints  # (N,) the same number for the same point of the scene, never used again
-    ages: Ints  # (N,) in how many earlier frames the track was seen; 0 = born here
+    ids: Ints  # (N,) the same number for the same point of the scene, never reused
+    ages: Ints  # (N,) number of earlier frames with the track; 0: it starts here
     matches: Matches  # previous frame -> this frame
-    refined: Features | None = None  # this frame's, matched ones at refined places; if asked for
+    refined: Features | None = None  # of this frame, with refined positions, if requested
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -42,20 +42,20 @@ class Tracks:
 
 @dataclass(frozen=True)
 class Known:
-    """Tracks as they were when they were last seen, row by row."""
+    """Tracks as last seen, row by row."""
 
     features: Features
     ids: Ints
     ages: Ints
-    missed: Ints  # in how many frames they were not found since
-    undistorted: Float | None = None  # (N, 2) their pixels without distortion, if known
+    missed: Ints  # number of frames since
+    undistorted: Float | None = None  # (N, 2) pixels without distortion, if known
 
     def __getitem__(self, which: NDArray[Any]) -> Known:
         return Known(self.features[which], self.ids[which], self.ages[which], self.missed[which])
 
 
 def missed_again(known: Known, found: Matches, max_missed: int) -> Known:
-    """Those that were not found but may still come back."""
+    """Return the tracks that were not found but may still return."""
     left = (known.ages > 0) & (known.missed < max_missed)
     left[found.indices[found.inliers, 0]] = False
     left_over = known[np.flatnonzero(left)]
@@ -63,7 +63,7 @@ def missed_again(known: Known, found: Matches, max_missed: int) -> Known:
 
 
 def join(first: Known, second: Known) -> Known:
-    """Both, one after the other."""
+    """Concatenate both."""
     return Known(
         first.features + second.features,
         np.concatenate([first.ids, second.ids]),
@@ -75,13 +75,13 @@ def join(first: Known, second: Known) -> Known:
 class Tracker:
     """Assigns track ids to the features of successive frames.
 
-    An unmatched feature starts a track. A track ends after it was missed in more than
-    `max_missed` frames in a row. A track seen in only one frame ends the first time it is missed,
-    because most of these never return. Other keyword arguments are those of `match`. Outliers of
-    its verification do not continue a track.
+    An unmatched feature starts a track. A track ends when it is missed in more than `max_missed`
+    consecutive frames. A track seen in only one frame ends the first time it is missed, because
+    most of these never return. Other keyword arguments are those of `match`. Outliers of its
+    verification do not continue a track.
 
-    Frames that come with their image are refined: matched features move to where the patch around
-    them fits that of the previous frame (`refine_matches`), and what does not align is an outlier.
+    Frames with an image are refined (`refine_matches`): matched features move to where their patch
+    fits that of the previous frame. A match that does not align is an outlier.
     """
 
     def __init__(self, max_missed: int = 2, **match_options: Any) -> None:
@@ -98,8 +98,8 @@ class Tracker:
     def options(self, options: MatchOptions) -> None:
         self._options = options
         self._likely: Likely | None = None  # that of another method or camera is of no use
-        # Features still without a track are too few to verify geometrically, so matches of tracks
-        # that were missed must be unambiguous.
+        # Features without a track are too few for geometric verification, so matches with missed
+        # tracks must be unambiguous.
         ratio = min(options.max_ratio or CLEAR_RATIO, CLEAR_RATIO)
         distance = min(options.max_distance or CLEAR_DISTANCE, CLEAR_DISTANCE)
         self._clear = replace(options, verification='none', max_ratio=ratio, max_distance=distance)
@@ -107,8 +107,8 @@ class Tracker:
     def reset(self) -> None:
         """End all tracks. Ids are never reused."""
         self._previous: Known | None = None  # tracks seen in the previous frame
-        self._missed: Known | None = None  # tracks that were missed in it
-        self._image: Image | None = None  # its image, gray, if it came with one
+        self._missed: Known | None = None  # tracks missed in the previous frame
+        self._image: Image | None = None  # the previous image, gray, if known
         self._likely = None
 
     def update(
@@ -116,7 +116,7 @@ class Tracker:
     ) -> Tracks:
         """Assign tracks to the features of the next frame; with its image, refine them.
 
-        `undistorted` are the features' pixels without distortion, if they are known already.
+        `undistorted` are the pixels of the features without distortion, if already known.
         """
         ids = np.full(len(features), -1, np.int64)
         ages = np.zeros(len(features), np.int64)
@@ -151,7 +151,7 @@ class Tracker:
         image: Image | None,
         undistorted: Float | None,
     ) -> tuple[list[Matches], Features]:
-        """Of each group of tracks, and the features, refined where both frames have an image."""
+        """Match each group of tracks; refine the features if both frames have an image."""
         groups = [
             (options, tracks.features, tracks.undistorted)
             for options, tracks in zip((self._options, self._clear), known, strict=False)
@@ -176,13 +176,13 @@ class Tracker:
 
 @dataclass(frozen=True)
 class Frame:
-    """An image with what is known about it."""
+    """An image with its stamp, calibration and mask."""
 
     image: Image
     stamp: int  # nanoseconds
     frame_id: str = ''
     camera: Camera | None = None
-    mask: Image | None = None  # keypoints are kept where it is not 0; of any size
+    mask: Image | None = None  # of any size; keypoints are kept where it is not 0
     baseline: float = 0.0  # metres to the right of the first camera of a stereo pair
 
     @property
@@ -192,21 +192,21 @@ class Frame:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a frame."""
+    """The result of a frame."""
 
     frame: Frame
     features: Features
     tracks: Tracks | None  # None: tracking is off
     previous: Result | None  # the frame that the matches are with, without its own previous
-    rays: Float  # (N, 2): (x / z, y / z) of each keypoint; NaN where the lens has none
-    calibrated: bool  # else the rays are those of a camera with a nominal focal length
+    rays: Float  # (N, 2): (x / z, y / z) of each keypoint; NaN if it has no ray
+    calibrated: bool  # otherwise the rays assume a nominal focal length
     verified_by: str  # 'essential', 'fundamental', 'homography' or 'none'
     inference_time: float  # seconds
     total_time: float
 
 
 class StreamSettings(Protocol):
-    """What `Stream` reads of the settings; 0 is off."""
+    """The settings that `Stream` reads; 0 is off."""
 
     @property
     def track(self) -> bool: ...
@@ -229,10 +229,10 @@ class StreamSettings(Protocol):
 
 
 class Stream:
-    """The tracks of one camera, and when they restart."""
+    """Tracks the features of one camera and decides when tracks restart."""
 
     def __init__(self) -> None:
-        self.resets: dict[str, int] = {}  # reason -> how often
+        self.resets: dict[str, int] = {}  # reason -> count
         self._tracker = Tracker()
         self._options_of: tuple[StreamSettings, Camera | None] | None = None
         self._previous: Result | None = None
@@ -280,7 +280,7 @@ class Stream:
         self.resets[reason] = self.resets.get(reason, 0) + 1
 
     def _break_before(self, frame: Frame, settings: StreamSettings) -> str | None:
-        """Why this frame does not continue the sequence, None if it does."""
+        """Return why this frame does not continue the sequence; None if it does."""
         if self._previous is None:
             return None
         before = self._previous.frame
@@ -299,7 +299,7 @@ class Stream:
         return None
 
     def _configure(self, settings: StreamSettings, camera: Camera | None) -> str:
-        """Set the tracker's options where they changed; the method of verification."""
+        """Update the options of the tracker; return the method of verification."""
         method: Any = settings.verification
         if method == 'auto' or (method == 'essential' and camera is None):
             method = 'essential' if camera is not None else 'fundamental'
@@ -321,7 +321,7 @@ class Stream:
 
 
 def differ(first: Camera | None, second: Camera | None) -> bool:
-    """Whether a calibration changed by more than a drift between frames, as from autofocus."""
+    """Whether a calibration changed by more than the drift of an autofocus."""
     if first is None or second is None or first.size != second.size:
         return first is not second
     return first != second and first.shift(second) > DRIFT * np.hypot(*first.size)
@@ -329,7 +329,7 @@ def differ(first: Camera | None, second: Camera | None) -> bool:
 
 @lru_cache(8)
 def nominal_camera(size: Size) -> Camera:
-    """Of images without a calibration: a pinhole, its focal length the image's longer side."""
+    """Return a pinhole camera whose focal length is the longer side of the image."""
     width, height = size
     focal = float(max(size))
     return Camera.create(size, [focal, 0, (width - 1) / 2, 0, focal, (height - 1) / 2, 0, 0, 1])

@@ -18,19 +18,19 @@ from kp2d_core.geometry import in_front, warp_points
 Doubles = NDArray[np.float64]
 Verification = Literal['none', 'homography', 'fundamental', 'essential']
 VERIFICATIONS: tuple[str, ...] = get_args(Verification)
-# Share of pairs that did not move from which on the camera counts as at rest. Not less: a slow
-# camera moves only what is near, and those are the points that odometry needs.
+# The camera counts as at rest if at least this share of the pairs did not move. Not less: with a
+# slow camera only near points move, and odometry needs those.
 AT_REST = 0.8
 FEWER = 0.02  # share of pairs that a likely geometry may lose and yet be taken
-ENOUGH = 300  # pairs to estimate from, evenly taken: more take longer and change little
-FITS = 8  # rounds of least squares over the inliers, at most
-ENOUGH_GAIN = 1e-3  # of the error: a round that lowers it by less is the last
+ENOUGH = 300  # evenly chosen pairs for the estimate: more take longer and change little
+FITS = 8  # at most, rounds of least squares over the inliers
+ENOUGH_GAIN = 1e-3  # relative gain below which the rounds end
 GAUSS_NEWTON_STEPS = 3
 MINIMUM_POINTS = {'homography': 4, 'fundamental': 8, 'essential': 6}
 
-_ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: the least sensitive to the threshold
-# From 7 points it can take half a minute where the geometry is degenerate: a camera that hardly
-# moves, or looks at a wall. From 8 it takes milliseconds, with the same inliers elsewhere.
+_ESTIMATOR = cv2.USAC_MAGSAC  # MAGSAC++: least sensitive to the threshold
+# With 7 points it can take half a minute if the geometry is degenerate: the camera hardly moves,
+# or it looks at a wall. With 8 it takes milliseconds and otherwise finds the same inliers.
 _FUNDAMENTAL_ESTIMATOR = cv2.USAC_FM_8PTS
 _CONFIDENCE = 0.999
 _ITERATIONS = 5000
@@ -45,13 +45,13 @@ def verify(
     intrinsics: Doubles | None = None,
     undistort: Callable[[Float], Float] | None = None,
 ) -> tuple[NDArray[np.bool_], Doubles | None]:
-    """Which of the pairs of points (M, 2) agree with one geometry, and its 3x3 matrix.
+    """Mark the pairs of points (M, 2) that agree with one geometry; return its 3x3 matrix.
 
-    With too few points, or no geometry found, no pair is an inlier and the matrix is None.
-    A camera at rest has no epipolar geometry either, but its points stay: where most pairs did
-    not move, those are the inliers, and the matrix is None.
+    With too few points or without a geometry, no pair is an inlier and the matrix is None. A
+    camera at rest has no epipolar geometry: if most pairs did not move, these are the inliers, and
+    the matrix is None.
 
-    `undistort` takes pixels to those of a camera without distortion, NaN where it has none.
+    `undistort` maps pixels to those of a camera without distortion, or to NaN.
     """
     check_verification(method, threshold, intrinsics)
     if method == 'none':
@@ -92,7 +92,7 @@ def agreeing(
         first, second = undistorted
     elif undistort is not None:
         first, second = undistort(first), undistort(second)
-    # A lens of more than 180 degrees sees what has no place in a plane.
+    # A lens of more than 180 degrees sees points that have no position in a plane.
     placed = np.isfinite(np.hstack([first, second])).all(axis=1)
     inliers = np.zeros(len(first), bool)
     inliers[placed], model = _agreeing(
@@ -143,10 +143,10 @@ class Likely:
 
 
 def fit_all(model: Doubles, pairs: Pairs, threshold: float) -> tuple[Doubles, Doubles]:
-    """The least-squares geometry of all pairs that agree with `model`, and how far all are off.
+    """Fit all pairs that agree with `model` by least squares; also return the errors of all.
 
-    RANSAC's own model comes from a handful of pairs. A fit is kept only if it lowers the truncated
-    squared error over all pairs, so the result is never worse than what was given.
+    The model of RANSAC comes from a few pairs. A fit is kept only if it lowers the truncated
+    squared error over all pairs, so the result is never worse than the given model.
     """
     apart = pairs.apart(model)
     cost = float(np.minimum(apart**2, threshold**2).sum())
@@ -173,16 +173,16 @@ def fit_all(model: Doubles, pairs: Pairs, threshold: float) -> tuple[Doubles, Do
 def distances_to(
     model: Doubles, method: str, first: Float, second: Float, intrinsics: Doubles | None = None
 ) -> Doubles:
-    """How far pairs of points (M, 2) are from agreeing with a geometry, in pixels.
+    """The errors of pairs of points (M, 2) with respect to a geometry, in pixels.
 
-    For the essential matrix it is the angle between rays, in pixels of the image's middle: towards
-    the rim of a wide lens undistorted pixels are stretched, 8 times at 70 degrees.
+    For the essential matrix the error is the angle between rays, in pixels at the image centre:
+    towards the rim of a wide lens undistorted pixels are stretched, 8 times at 70 degrees.
     """
     return Pairs(method, first, second, intrinsics).apart(model)
 
 
 class Pairs:
-    """Pairs of points as columns, with what every round over them needs made once."""
+    """Pairs of points as columns, with everything that each round needs, computed once."""
 
     def __init__(
         self, method: str, first: Float, second: Float, intrinsics: Doubles | None = None
@@ -201,7 +201,7 @@ class Pairs:
             )
 
     def apart(self, model: Doubles) -> Doubles:
-        """See `distances_to`; of epipolar geometries Sampson's, to the nearest agreeing pair."""
+        """See `distances_to`; for epipolar geometries the Sampson distance."""
         if self.method == 'homography':
             there = warp_points(self.first, in_front(model, self.first))
             return np.asarray(np.linalg.norm(there - self.second, axis=1))
@@ -210,7 +210,7 @@ class Pairs:
         return np.asarray(self.scale * off)
 
     def fit(self, model: Doubles, agreeing: NDArray[np.bool_]) -> Doubles | None:
-        """The least-squares geometry of some pairs, from one that is near."""
+        """Fit some pairs by least squares, starting from a model that is close."""
         if self.method == 'homography':
             a, b = (points[agreeing].astype(np.float64) for points in (self.first, self.second))
             fitted = cv2.findHomography(a, b, 0)[0]
@@ -220,21 +220,21 @@ class Pairs:
         return self._fit_fundamental(model, agreeing)
 
     def _slopes(self, model: Doubles) -> tuple[Doubles, Doubles]:
-        """Where the geometry takes the first points, and how fast Sampson's distance changes."""
+        """Return the lines of the first points, and the slope of the Sampson distance."""
         across, back = model @ self.a, model.T @ self.b
         slopes = (across[: self.axes] ** 2).sum(axis=0) + (back[: self.axes] ** 2).sum(axis=0)
         return across, np.maximum(slopes, 1e-12)
 
     @cached_property
     def _products(self) -> tuple[Doubles, Doubles]:
-        """What shrinks the points to about 1, and the (9, M) equations of the shrunken ones."""
+        """Return the matrix that scales the points to about 1, and their (9, M) equations."""
         middle, spread = self.a[:2].mean(axis=1), self.a[:2].std() + 1e-9
         shrink = np.array([[1, 0, -middle[0]], [0, 1, -middle[1]], [0, 0, spread]]) / spread
         a, b = shrink @ self.a, shrink @ self.b
         return shrink, (b[:, None] * a[None]).reshape(9, -1)
 
     def _fit_fundamental(self, model: Doubles, agreeing: NDArray[np.bool_]) -> Doubles:
-        """The eight-point method, each pair divided by the slope of its Sampson distance."""
+        """The eight-point method, with each pair divided by the slope of its Sampson distance."""
         shrink, products = self._products
         normal = (products * (agreeing / self._slopes(model)[1])) @ products.T
         smallest = np.linalg.eigh(normal)[1][:, 0].reshape(3, 3)
@@ -248,14 +248,14 @@ def _fit_essential(model: Doubles, a: Doubles, b: Doubles) -> Doubles:
     u, _, v = np.linalg.svd(model)
     direction = u[:, 2]
     rotation = u @ np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]) @ v
-    rotation *= np.sign(np.linalg.det(rotation))  # either of the two rotations gives this matrix
+    rotation *= np.sign(np.linalg.det(rotation))  # both rotations give this matrix
     for _ in range(GAUSS_NEWTON_STEPS):
         essential = _cross(direction) @ rotation
         across, turned = essential @ a, rotation @ a
         slopes = (across**2).sum(axis=0) + ((essential.T @ b) ** 2).sum(axis=0)
         weights = 1 / np.sqrt(np.maximum(slopes, 1e-12))
         residuals = weights * (b * across).sum(axis=0)
-        tangent = np.linalg.svd(direction[None])[2][1:]  # the two ways a direction can change
+        tangent = np.linalg.svd(direction[None])[2][1:]  # the two directions of change
         by_rotation = _crossed(turned, -_cross(direction) @ b)
         by_direction = tangent @ _crossed(turned, b)
         jacobian = weights * np.vstack([by_rotation, by_direction])
@@ -268,7 +268,7 @@ def _fit_essential(model: Doubles, a: Doubles, b: Doubles) -> Doubles:
 
 
 def _cross(vector: Doubles) -> Doubles:
-    """The matrix that takes a vector to its cross product with this one."""
+    """The matrix of the cross product with this vector."""
     x, y, z = vector
     return np.array([[0, -z, y], [z, 0, -x], [-y, x, 0.0]])
 

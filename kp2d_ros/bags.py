@@ -1,4 +1,4 @@
-"""A bag with keypoints and matches added, as the node would publish them; needs no ROS."""
+"""Add keypoints and matches to a bag, as the node would publish them, without ROS."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kp2d_ros.settings import Settings
 CLOUD, STRING = 'sensor_msgs/msg/PointCloud2', 'std_msgs/msg/String'
 CAMERA_INFO = 'sensor_msgs/msg/CameraInfo'
 STORAGES = {'.mcap': 'mcap', '.db3': 'sqlite3'}
-AHEAD = 4  # images that are decoded while one is worked on
+AHEAD = 4  # images that are decoded in advance
 NO_HASH = 'RIHS01_' + 64 * '0'  # of a type whose definition an old bag does not have
 
 
@@ -46,12 +46,12 @@ class BagJob:
     target: Path  # a folder, or a file that ends in .mcap or .db3
     settings: Settings
     topic: str = ''  # of the images; '': the only one
-    camera_info: str = ''  # '': beside the images
+    camera_info: str = ''  # '': next to the images
     namespace: str = '/kp2d'
-    storage: str | None = None  # 'mcap' or 'sqlite3'; None: as the source
+    storage: str | None = None  # 'mcap' or 'sqlite3'; None: that of the source
 
     def check(self) -> None:
-        """FileError or ValueError in a sentence before anything is loaded or written."""
+        """Raise FileError or ValueError before anything is loaded or written."""
         if not self.source.exists():
             raise FileError(f'there is no {self.source}')
         if not is_bag(self.source):
@@ -67,7 +67,7 @@ class BagJob:
 
 @dataclass
 class Done:
-    """What was written."""
+    """Counts of what was written."""
 
     frames: int = 0
     keypoints: int = 0
@@ -78,7 +78,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Plan:
-    """What of a bag is read for what."""
+    """The connections of a bag and their purpose."""
 
     images: list[Any]  # connections
     infos: list[Any]
@@ -124,9 +124,9 @@ def write_bag(
     advance: Callable[[int], object] = lambda total: None,
     complain: Callable[[str], object] = print,
 ) -> Done:
-    """The whole bag with ours added, or nothing: the output has its name only when complete.
+    """Write the bag with our topics. The output gets its name only when it is complete.
 
-    advance(total) is called after every image; complain(sentence) hears what could not be used.
+    advance(total) is called after every image, complain(sentence) for everything unusable.
     """
     with (
         open_bag(job.source) as reader,
@@ -160,7 +160,7 @@ def _process(
     for connection, time, data, decoded in _decoded_ahead(reader, plan, decoder, damaged):
         output.copy(connection, time, data)
         if connection in plan.infos:
-            with suppress(Exception):  # as the node does, go on with the one before
+            with suppress(Exception):  # keep the previous one, like the node
                 message = reader.deserialize(data, connection.msgtype)
                 camera = camera_from_info(message, plan.rectified)
         if decoded is None:
@@ -181,7 +181,7 @@ def _process(
         advance(plan.total)
     if damaged:
         done.refused += 1
-        complain(f'{job.source} is damaged, used up to there: {damaged[0]}')
+        complain(f'{job.source} is damaged, only its first part is used: {damaged[0]}')
     if not done.frames:
         raise FileError(f'no image of {job.source} could be used')
     return done
@@ -190,7 +190,7 @@ def _process(
 def _decoded_ahead(
     reader: Any, plan: Plan, decoder: ThreadPoolExecutor, damaged: list[str]
 ) -> Iterator[tuple[Any, int, bytes, Future[tuple[Any, Image]] | None]]:
-    """All messages in their order; images are decoded by another thread, a few at once."""
+    """Yield all messages in order; another thread decodes images in advance."""
 
     def decoded(connection: Any, data: bytes) -> tuple[Any, Image]:
         message = reader.deserialize(data, connection.msgtype)
@@ -219,7 +219,7 @@ def _decoded_ahead(
 
 
 def _first_camera(reader: Any, plan: Plan) -> Camera | None:
-    """Of the first camera_info, so that the images before it are calibrated too."""
+    """Read the first camera_info, so that the images before it are calibrated too."""
     with suppress(Exception):
         for connection, _, data in reader.messages(plan.infos) if plan.infos else ():
             message = reader.deserialize(data, connection.msgtype)
@@ -229,7 +229,7 @@ def _first_camera(reader: Any, plan: Plan) -> Camera | None:
 
 @contextmanager
 def _writer(job: BagJob, path: Path) -> Iterator[Any]:
-    """rosbags' writer; what it has written so far goes with the folder if something fails."""
+    """Open the writer of rosbags; partial output is removed with its folder after a failure."""
     from rosbags.rosbag2 import StoragePlugin, Writer
 
     storage = job.storage or STORAGES.get(job.target.suffix) or _storage_of(job.source)
@@ -253,7 +253,7 @@ def _storage_of(path: Path) -> str:
 
 
 def _only_file(folder: Path) -> None:
-    """The file of a bag in the place of its folder."""
+    """Replace the folder of a bag by its only file."""
     file = next(file for file in folder.iterdir() if file.suffix in STORAGES)
     aside = file.rename(folder.with_name(f'{folder.name}.alone'))
     (folder / 'metadata.yaml').unlink()
@@ -262,7 +262,7 @@ def _only_file(folder: Path) -> None:
 
 
 class Output:
-    """Copies messages, and writes ours beside them."""
+    """Copies messages and adds ours."""
 
     def __init__(self, writer: Any, reader: Any, plan: Plan) -> None:
         from rosbags.typesys import Stores, get_typestore
@@ -307,7 +307,7 @@ class Output:
         self._writer.write(self._connections[_key(connection)], time, data)
 
     def add(self, result: Result, header: Any, time: int, settings: Settings, model: str) -> None:
-        """At the time of the image, after it; what the node would publish of it."""
+        """Write what the node would publish for the image, at its time, after it."""
         described = description(result, settings, model)
         if described != self._described:
             self._described = described
@@ -330,7 +330,7 @@ def keypoints_message(types: Any, header: Any, result: Result, settings: Setting
 
 
 def matches_message(types: Any, header: Any, result: Result) -> Any:
-    """Of a result that has tracks and a previous frame."""
+    """Make the message of a result with tracks and a previous frame."""
     assert result.tracks is not None and result.previous is not None
     points = np.zeros(match_rows(result.tracks), MATCH_DTYPE)
     before = result.previous
@@ -341,7 +341,7 @@ def matches_message(types: Any, header: Any, result: Result) -> Any:
 
 
 def cloud_message(types: Any, header: Any, points: Points, dense: bool) -> Any:
-    """A PointCloud2 of rosbags' typestore; kp2d_ros.outputs makes the same of ROS's own."""
+    """Make a PointCloud2 of rosbags; kp2d_ros.outputs makes the same with ROS."""
     known = types.types
     stamp = known['builtin_interfaces/msg/Time'](header.stamp.sec, header.stamp.nanosec)
     step = points.dtype.itemsize

@@ -1,6 +1,6 @@
 """ROS images to arrays and back.
 
-cv_bridge decodes where it is installed and proves to work, else we do: both give the same pixels.
+cv_bridge decodes if it is installed and works, otherwise our decoder: both give the same pixels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BIG = int(sys.byteorder == 'big')
 
 
 def image_decoder() -> tuple[Decoder, str]:
-    """What decodes sensor_msgs/Image here, and a sentence that says which it is and why."""
+    """Choose the decoder of sensor_msgs/Image; also return a sentence that explains the choice."""
     try:
         from cv_bridge import CvBridge
 
@@ -40,7 +40,7 @@ def image_decoder() -> tuple[Decoder, str]:
 
 
 def bridge_decoder(bridge: Any) -> Decoder:
-    """`decode`, but by cv_bridge for the encodings that it converts."""
+    """Make a decoder that uses cv_bridge for the encodings that it converts."""
 
     def convert(message: Any) -> Image:
         encoding = message.encoding
@@ -66,7 +66,7 @@ _BRIDGED = {
 
 
 def _probe(bridge: Any) -> None:
-    """Raise unless a small padded image comes out as it should."""
+    """Raise an error unless a small padded image is decoded correctly."""
     rows = np.arange(2 * 9, dtype=np.uint8).reshape(2, 9)
     message = ImageMessage(height=2, width=2, encoding='bgr8', step=9)
     message.is_bigendian = _BIG
@@ -77,7 +77,7 @@ def _probe(bridge: Any) -> None:
 
 
 def image_message(header: Header, image: Image, encoding: str) -> ImageMessage:
-    """An RGB or gray image as rgb8, bgr8 or mono8."""
+    """Convert an RGB or gray image to rgb8, bgr8 or mono8."""
     if encoding == 'mono8' and image.ndim == 3:
         image = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
     elif encoding != 'mono8' and image.ndim == 2:
@@ -92,7 +92,7 @@ def image_message(header: Header, image: Image, encoding: str) -> ImageMessage:
 
 
 def jpeg_message(header: Header, image: Image, quality: int) -> CompressedImage:
-    """An RGB or gray image as JPEG."""
+    """Convert an RGB or gray image to JPEG."""
     given, kept = ('mono8', 'mono8') if image.ndim == 2 else ('rgb8', 'bgr8')
     message = CompressedImage(header=header, format=f'{given}; jpeg compressed {kept}')
     message.data = bytes_of(to_jpeg(image, quality))

@@ -1,7 +1,6 @@
 """sensor_msgs/PointCloud2 to and from numpy, without copies.
 
-A cloud is read as a structured array over its own bytes, and written by filling such an array:
-its bytes are the message's.
+A cloud is read and written as a structured array that shares its bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _NUMPY_OF = {
 
 
 def read_points(cloud: Any) -> Points:
-    """Any PointCloud2 as a structured array over its own data, (width,) or (height, width).
+    """Return any PointCloud2 as a structured view of its data, (width,) or (height, width).
 
-    ValueError if its fields, steps and data do not fit each other.
+    Raise ValueError if fields, steps and data do not fit together.
     """
     order = '>' if cloud.is_bigendian else '<'
     names, formats, offsets = [], [], []
@@ -57,7 +56,7 @@ def read_points(cloud: Any) -> Points:
 
 
 def bytes_of(values: NDArray[Any] | bytes) -> array[int]:
-    """What a message's uint8[] takes fastest. A numpy array costs it 1000 times as much."""
+    """Convert to the type that uint8[] takes fastest; a numpy array takes 1000 times as long."""
     data = array('B')
     data.frombytes(values if isinstance(values, bytes) else np.ascontiguousarray(values).data)
     return data

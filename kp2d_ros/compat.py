@@ -1,4 +1,4 @@
-"""What rclpy of Humble (3.3) lacks, made up for in one place. Jazzy and newer have it all."""
+"""Replacements for what rclpy of Humble (3.3) lacks. Jazzy and newer have all of it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 
 
 def with_message_info(callback: Callable[[Any, dict[str, int]], None]) -> Callable[..., None]:
-    """A callback for a subscription that takes the middleware's facts about a message, too.
+    """Make a callback that also takes the information of the middleware about a message.
 
-    Humble does not tell them: there they are empty.
+    On Humble it is empty.
     """
     if hasattr(Subscription, 'CallbackType'):
         return callback
@@ -48,7 +48,7 @@ def on_parameters(
     check: Callable[[Sequence[Any]], SetParametersResult],
     changed: Callable[[Sequence[Any]], None],
 ) -> None:
-    """`check` may refuse a change of parameters; `changed` hears of those that are made."""
+    """Register callbacks: `check` may refuse a change of parameters, `changed` gets the others."""
     if hasattr(node, 'add_post_set_parameters_callback'):
         node.add_on_set_parameters_callback(check)
         node.add_post_set_parameters_callback(changed)

@@ -14,11 +14,11 @@ from kp2d_ros.settings import Settings
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 STATUS_SUFFIX = ': keypoints'  # of a status's name, after the node's
-WINDOW = 5.0  # seconds that rates and percentiles look back
-SILENCE = 2.0  # seconds without an image that are worth a warning
-HANG = 5.0  # seconds at one frame, if it usually takes a tenth of that at most
-REPEAT = 30.0  # seconds after which a problem that lasts is named on the console again
-PROGRESS = 5.0  # seconds between two lines about what takes its time
+WINDOW = 5.0  # seconds over which rates and percentiles are computed
+SILENCE = 2.0  # seconds without an image before a warning
+HANG = 5.0  # seconds at one frame before a warning, if a frame usually takes at most a tenth of it
+REPEAT = 30.0  # seconds before a lasting problem is logged again
+PROGRESS = 5.0  # seconds between two progress messages
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def assess(health: Health, since: dict[str, int], summary: Summary) -> Assessmen
 
 
 def calibration_fault(result: Result, settings: Settings) -> str:
-    """Why a frame's camera_info is of no use, if it matters; '': nothing is wrong."""
+    """Explain why the camera_info of a frame cannot be used, if it matters; '': no fault."""
     camera, size = result.frame.camera, result.features.image_size
     if camera is None and settings.verification == 'essential':
         return 'no calibrated camera_info: matches are verified with the fundamental matrix'
@@ -179,7 +179,7 @@ def calibration_fault(result: Result, settings: Settings) -> str:
 
 
 def against_loss(middleware: str) -> str:
-    """What helps, with the middleware in use."""
+    """Advise how to prevent loss, for the middleware in use."""
     if 'fastrtps' in middleware:
         return (
             "start the camera and this node with this package's Fast DDS profile "
@@ -228,7 +228,7 @@ def status(
 
 
 class Console:
-    """Says on the console what changes for the worse or the better, and not too often."""
+    """Logs on the console when the state gets worse or better, at a limited rate."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger

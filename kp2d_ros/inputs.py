@@ -1,4 +1,4 @@
-"""What the keypoint node hears of one camera: its images, its calibration, a mask."""
+"""The inputs of the keypoint node for one camera: images, calibration, mask."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEPTH = 5  # images that wait while the executor is busy; the newest of them is 
 
 
 def image_topic(node: Any, settings: Settings, prefix: str = '') -> str:
-    """To subscribe to; image/compressed goes with image unless it is remapped itself."""
+    """Return the topic to subscribe to; image/compressed follows image unless it is remapped."""
     image, compressed = f'{prefix}image', f'{prefix}image/compressed'
     if settings.image_transport != 'compressed':
         return image
@@ -69,7 +69,7 @@ def subscribe_by_plugin(
 
 
 class Input:
-    """Hears camera_info and masks until it is closed, and images while it is told to."""
+    """Receives camera_info and masks until it is closed, and images on request."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Input:
         self._look_at_graph()
 
     def hear_images(self, submit: Callable[[Arrival], None]) -> None:
-        """submit(arrival) gets every image."""
+        """Call submit(arrival) for every image."""
         with self._lock:
             self._submit = submit
             self._last_sequence, self.last_image, self.incompatible = 0, None, ''
@@ -136,7 +136,7 @@ class Input:
             self._plugin = None
 
     def publishers(self) -> int:
-        """That can be heard."""
+        """Count the publishers that can be received."""
         count = self._count_publishers
         return int(count()) if count is not None else 0
 
@@ -151,7 +151,7 @@ class Input:
     # QoS
 
     def _look_at_graph(self) -> None:
-        """Follow publishers that come and go: what they offer decides how they are heard best."""
+        """Adapt the subscription to the QoS of the publishers, which come and go."""
         with self._lock:
             if not self._closed:
                 self._follow()
@@ -167,7 +167,7 @@ class Input:
         if image is not None and self._follows and publishers:
             reliable = image.qos_profile.reliability == ReliabilityPolicy.RELIABLE
             if self._all_reliable() != reliable:
-                # Both for a moment: nothing that is sent meanwhile is missed.
+                # Keep both for a moment, so that no message is missed.
                 self._hear_image(not reliable)
                 self._replaced.append((now, image))
         for topic, (kind, callback) in [*self._latched.items()]:
@@ -177,7 +177,7 @@ class Input:
                 self._hear(kind, topic, callback, latched=True)
 
     def _all_reliable(self) -> bool:
-        """Whether there are publishers, and all of them resend what is lost."""
+        """Whether there are publishers and all of them are reliable."""
         offered = self._node.get_publishers_info_by_topic(self.topic)
         kinds = {publisher.qos_profile.reliability for publisher in offered}
         return kinds == {ReliabilityPolicy.RELIABLE}
@@ -197,7 +197,7 @@ class Input:
     def _hear(
         self, kind: type, topic: str, callback: Callable[[Any], None], *, latched: bool = False
     ) -> None:
-        """Volatile hears every publisher from now on, latched what some have said before."""
+        """Subscribe twice: volatile receives every publisher, latched also earlier messages."""
         if not latched:
             self._latched[topic] = kind, callback
         qos = QoSProfile(
@@ -235,7 +235,7 @@ class Input:
         )
 
     def _lost_before(self, sequence: int) -> int:
-        """The gap in the publisher's numbering; of two publishers they cannot be told apart."""
+        """Return the gap in the sequence numbers; with two publishers it is unknown."""
         last, self._last_sequence = self._last_sequence, sequence
         if self._count_publishers is None or self._count_publishers() != 1:
             self._last_sequence = 0
@@ -253,7 +253,7 @@ class Input:
             self.bad_camera_info = str(error)  # the report says so on the console too
 
     def _mask_arrived(self, message: Image) -> None:
-        """The last mask counts until the next; it need not have the size of the images."""
+        """Use this mask until the next one; it need not have the size of the images."""
         try:
             mask = decode(message)
             self.mask = mask if mask.ndim == 2 else mask.max(axis=2)

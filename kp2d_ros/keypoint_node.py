@@ -1,4 +1,4 @@
-"""The keypoint node: images in; keypoints, matches and tracks out. A lifecycle node."""
+"""The keypoint node, a lifecycle node: from images to keypoints, matches and tracks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kp2d_ros.pipeline import Pipeline, Statistics, Worker
 from kp2d_ros.process import run_node
 from kp2d_ros.settings import changed, parse_size
 
-PATIENCE = 5.0  # seconds that the frame in work may take when the node is to stop
+PATIENCE = 5.0  # seconds to wait for the current frame when the node stops
 
 
 class KeypointNode(PatientLifecycleNode):
@@ -76,7 +76,7 @@ class KeypointNode(PatientLifecycleNode):
         self._health.topic = self._image_topic()
         prefixes = [f'{name}/' if name else '' for name in settings.cameras]
         try:
-            # First of all: camera_info may come while the model is loaded, and tells the size.
+            # First: camera_info may arrive while the model is loaded, and has the size.
             for prefix in prefixes:
                 self._inputs.append(Input(self, settings, prefix))
             self._loading = 'loading the model', time.monotonic()
@@ -108,7 +108,7 @@ class KeypointNode(PatientLifecycleNode):
         return SUCCESS
 
     def _warm_up(self) -> None:
-        """Compile for the size that images will have, if it is known before they come."""
+        """Compile for the image size, if it is known before the first image."""
         assert self._pipeline is not None
         given = parse_size(self._settings.image_size)
         sizes = [size for each in self._inputs if (size := given or each.size) is not None]
@@ -176,7 +176,7 @@ class KeypointNode(PatientLifecycleNode):
 
     @logged
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """A transition threw: back to unconfigured, with nothing left of it."""
+        """After an exception in a transition, free everything and become unconfigured."""
         if not self._stop():
             return FAILURE
         self._free()
@@ -193,7 +193,7 @@ class KeypointNode(PatientLifecycleNode):
         self.start_by_itself()
 
     def _stop(self, patience: float = PATIENCE) -> bool:
-        """False if the worker is in the middle of a frame and stays there: all is as before."""
+        """Stop the worker; return False and change nothing if it is stuck in a frame."""
         if self._worker is not None and not self._worker.stop(patience):
             if self.context.ok():
                 self.get_logger().error(

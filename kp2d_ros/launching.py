@@ -1,4 +1,4 @@
-"""What the launch files share: arguments that are parameters, and names. Imports only launch."""
+"""Shared code of the launch files: arguments, parameters and names. Imports only launch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def fastdds_profile() -> list[SetEnvironmentVariable]:
 def given_parameters(
     text: Callable[[str], str], table: Mapping[str, Any] = PARAMETERS
 ) -> dict[str, bool | int | float | str]:
-    """Those that the user gave: they go before the parameter file's."""
+    """Return the parameters that the user gave; they override the parameter file."""
     return {
         parameter: checked(argument, text(argument), kind)
         for argument, (parameter, kind, _) in table.items()
@@ -97,7 +97,7 @@ def given_parameters(
 
 
 def checked(name: str, value: str, kind: Any) -> bool | int | float | str:
-    """The value of an argument; ValueError with its name if it is no such thing."""
+    """Convert the value of an argument; raise a ValueError with its name if that fails."""
     if kind is bool:
         if value.lower() not in ('true', 'false', '1', '0'):
             raise ValueError(f"{name} must be 'true' or 'false', not '{value}'")

@@ -1,4 +1,4 @@
-"""A lifecycle node whose executor never waits: transitions run in a thread of their own."""
+"""A lifecycle node whose executor never waits: transitions run in a separate thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rclpy.task import Future
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 THREAD_NAME = 'kp2d transition'
-PATIENCE = 10.0  # seconds that an executor may take to come to its next task
+PATIENCE = 10.0  # seconds to wait for the next task of the executor
 Transition = Callable[[LifecycleState], TransitionCallbackReturn]
 
 
 class PatientLifecycleNode(LifecycleNode):
-    """Loading a model takes seconds, building an engine minutes: meanwhile services answer.
+    """Answers services while a model loads (seconds) or an engine is built (minutes).
 
-    A request that comes while a transition is under way, or that the present state has no way
-    for, is refused; rclpy would let its executor die of the latter.
+    A request during a transition, or one that the current state does not allow, is refused; the
+    latter would end the executor of rclpy.
     """
 
     def __init__(self, name: str, **options: Any) -> None:
@@ -66,10 +66,10 @@ class PatientLifecycleNode(LifecycleNode):
             self._in_thread(run)
 
     def destroy_with(self, work: Callable[[], object]) -> None:
-        """Do work that destroys what the executor waits for; in a transition, in its thread.
+        """Run work that destroys entities of the executor, in the thread of the executor.
 
-        From another thread it may catch the executor between two looks at the same thing, and
-        rclpy's executors die of that.
+        From another thread, an entity could disappear while the executor uses it, which ends
+        rclpy's executors.
         """
         executor = self.executor
         if executor is None or threading.current_thread().name != THREAD_NAME:
@@ -117,7 +117,7 @@ class PatientLifecycleNode(LifecycleNode):
 
 
 def logged(transition: Any) -> Any:
-    """For the callback of a transition: rclpy keeps what it raises to itself."""
+    """Log exceptions of a transition callback, which rclpy hides."""
 
     def call(node: Any, state: LifecycleState) -> TransitionCallbackReturn:
         try:

@@ -1,4 +1,4 @@
-"""The clouds of the keypoint node as objects, and back.
+"""Convert the clouds of the keypoint node to objects, and back.
 
 docs/messages.md has the layout byte by byte.
 """
@@ -40,7 +40,7 @@ def keypoints_to_cloud(
     *,
     descriptor_format: str = 'float32',
 ) -> PointCloud2:
-    """Features, the (N, 2) rays of their pixels, and their tracks if there are any."""
+    """Convert features, the rays (N, 2) of their pixels, and their tracks, if any."""
     dtype = keypoint_dtype(features.descriptors.shape[1], descriptor_format)
     cloud, points = new_cloud(header, dtype, len(features))
     cloud.is_dense = fill_keypoints(points, features, rays, tracks, descriptor_format)
@@ -49,7 +49,7 @@ def keypoints_to_cloud(
 
 @dataclass(frozen=True)
 class Keypoints:
-    """What a keypoints cloud says, row by row."""
+    """The content of a keypoints cloud, row by row."""
 
     features: Features
     rays: Float  # (N, 2): the ray of a keypoint is (x, y, 1) in the frame of the header
@@ -58,9 +58,9 @@ class Keypoints:
 
 
 def keypoints_from_cloud(cloud: Any, image_size: tuple[int, int] = (0, 0)) -> Keypoints:
-    """The inverse of `keypoints_to_cloud`; ValueError if it is no cloud of keypoints.
+    """The inverse of `keypoints_to_cloud`; raise ValueError for another cloud.
 
-    Descriptors have unit length; those that travel as float32 are views of the message.
+    Descriptors have unit length; float32 descriptors are views of the message.
     """
     points = read_points(cloud)
     names = points.dtype.names or ()
@@ -101,9 +101,9 @@ def matches_to_cloud(
     tracks: Tracks,
     previous_stamp: int,
 ) -> PointCloud2:
-    """Matches between the previous frame (its stamp in nanoseconds) and this one.
+    """Convert the matches of the previous frame (stamp in nanoseconds) with this one.
 
-    Without any, one row that is no match: the stamp needs a place.
+    Without matches the cloud has one row that is not a match, to carry the stamp.
     """
     cloud, points = new_cloud(header, MATCH_DTYPE, match_rows(tracks))
     cloud.is_dense = fill_matches(points, previous, current, rays, tracks, previous_stamp)
@@ -112,14 +112,14 @@ def matches_to_cloud(
 
 @dataclass(frozen=True)
 class MatchedPoints:
-    """What a matches cloud says."""
+    """The content of a matches cloud."""
 
     points: Points  # of MATCH_DTYPE, a row for each match
     previous_stamp: int  # nanoseconds
 
 
 def matches_from_cloud(cloud: Any) -> MatchedPoints:
-    """ValueError if it is no cloud of matches."""
+    """Read a cloud of matches; raise ValueError for another cloud."""
     points = read_points(cloud)
     if not len(points) or not set(MATCH_DTYPE.names or ()) <= set(points.dtype.names or ()):
         raise ValueError('the cloud is not one of matches')
@@ -130,7 +130,7 @@ def matches_from_cloud(cloud: Any) -> MatchedPoints:
 def stereo_to_cloud(
     header: Header, first: Result, other: Result, matches: StereoMatches
 ) -> PointCloud2:
-    """Matches between the first camera, whose header it is, and another one."""
+    """Convert the matches of the first camera, which gives the header, with another camera."""
     cloud, points = new_cloud(header, STEREO_DTYPE, len(matches.indices))
     cloud.is_dense = fill_stereo(points, first, other, matches)
     return cloud

@@ -1,6 +1,6 @@
-"""What the keypoint node publishes: keypoints and matches as the rows of clouds, and to whom.
+"""The outputs of the keypoint node: keypoints and matches as clouds, and their publishers.
 
-docs/messages.md has the layout byte by byte. ROS is imported to publish only.
+docs/messages.md describes the layout byte by byte. ROS is imported only to publish.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kp2d_ros.stereo import StereoMatches, match_stereo
 
 Points = NDArray[np.void]  # structured: one row a point, one name a field
 
-LAYOUT = 2  # of what is published; docs/messages.md says what changed
+LAYOUT = 2  # of the messages; docs/messages.md lists the changes
 
 NO_TRACK = 2**32 - 1  # track_id while tracking is off
 NO_INDEX = 2**32 - 1  # of the only row of a cloud without matches
-# int8 descriptor = round(320 * component): of 128 or 256 components none of length 1 is large.
+# int8 descriptor = round(320 * component): components of 128-d or 256-d unit vectors are small.
 INT8_SCALE = 320
 
 KEYPOINT_FIELDS: list[tuple[Any, ...]] = [
@@ -77,7 +77,7 @@ def keypoint_dtype(descriptor_size: int, descriptor_format: str = 'float32') -> 
 def fill_keypoints(
     points: Points, features: Features, rays: Float, tracks: Tracks | None, descriptor_format: str
 ) -> bool:
-    """Fill zeroed rows of `keypoint_dtype`; whether all of them are finite."""
+    """Fill zeroed rows of `keypoint_dtype`; return whether all are finite."""
     points['x'], points['y'], points['z'] = rays[:, 0], rays[:, 1], 1.0
     points['u'], points['v'] = features.keypoints.T
     points['score'] = features.scores
@@ -96,9 +96,9 @@ def fill_keypoints(
 
 
 def match_rows(tracks: Tracks) -> int:
-    """How many rows a cloud of matches has: without any, one that is no match.
+    """Count the rows of a cloud of matches.
 
-    The stamp of the previous frame needs a place.
+    Without matches there is one row that is not a match, to carry the previous stamp.
     """
     return max(len(tracks.matches), 1)
 
@@ -111,7 +111,7 @@ def fill_matches(
     tracks: Tracks,
     previous_stamp: int,
 ) -> bool:
-    """Fill `match_rows` zeroed rows of MATCH_DTYPE; whether all of them are finite."""
+    """Fill `match_rows` zeroed rows of MATCH_DTYPE; return whether all are finite."""
     matches = tracks.matches
     before, now = matches.indices.T
     points['previous_sec'], points['previous_nanosec'] = divmod(previous_stamp, 10**9)
@@ -132,7 +132,7 @@ def fill_matches(
 
 
 def fill_stereo(points: Points, first: Result, other: Result, matches: StereoMatches) -> bool:
-    """Fill rows of STEREO_DTYPE, one for each match; whether all of them are finite."""
+    """Fill rows of STEREO_DTYPE, one per match; return whether all are finite."""
     left, right = matches.indices.T
     points['x'], points['y'], points['z'] = matches.points.T
     points['u'], points['v'] = first.features.keypoints[left].T
@@ -152,7 +152,7 @@ def _track_ids(result: Result) -> NDArray[np.int64]:
 
 
 def description(result: Result, settings: Settings, model: str) -> str:
-    """What the clouds do not say of themselves, as JSON."""
+    """Describe what the clouds do not contain, as JSON."""
     width, height = result.features.image_size
     facts = {
         'layout': LAYOUT,
@@ -183,7 +183,7 @@ def point_fields(dtype: np.dtype[Any], kind: type) -> list[Any]:
 
 
 def new_cloud(header: Any, dtype: np.dtype[Any], count: int) -> tuple[Any, Points]:
-    """A cloud of `count` zero points and the array to fill, which shares its memory."""
+    """Make a cloud of `count` zero points, and the array to fill, which shares its memory."""
     from sensor_msgs.msg import PointCloud2, PointField
 
     cloud = PointCloud2()
@@ -213,7 +213,7 @@ class Outputs:
         prefix: str = '',
         other: bool = False,
     ) -> None:
-        """rate() is for the overlay; other: it is one of several cameras, and not the first."""
+        """rate() is shown on the overlay; `other` marks a further camera of several."""
         from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
         from sensor_msgs.msg import CompressedImage, Image, PointCloud2
         from std_msgs.msg import String
@@ -225,8 +225,8 @@ class Outputs:
         topics: dict[str, type] = dict(zip(TOPICS, kinds, strict=True))
         if other:
             topics['stereo_matches'] = PointCloud2
-        # Reliable meets subscribers of both kinds; with a short queue a slow one misses frames
-        # instead of lagging.
+        # Reliable matches both kinds of subscribers. With a short queue a slow subscriber misses
+        # frames instead of lagging behind.
         self._topics = {
             topic: node.create_lifecycle_publisher(
                 kind,
@@ -249,7 +249,7 @@ class Outputs:
     def publish(
         self, result: Result, header: Any, settings: Settings, first: tuple[Result, Any]
     ) -> None:
-        """Keypoints first: whoever estimates motion waits for them."""
+        """Publish keypoints first, because motion estimation waits for them."""
         if self._wanted('keypoints'):
             kind = settings.descriptor_format
             dtype = keypoint_dtype(result.features.descriptors.shape[1], kind)

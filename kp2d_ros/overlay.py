@@ -1,4 +1,4 @@
-"""The debug image: tracks that lasted in colours of their age, with fading tails, and a legend."""
+"""The debug image: tracks coloured by age, with fading tails and a legend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kp2d_core.tracking import Result
 
 LASTED = 3  # frames: a younger track is a faint dot, for most of them end soon
 OLD = 40  # frames: the age of the last colour
-SMALL = 480  # px: images less wide are doubled, or nothing could be told apart
+SMALL = 480  # px; narrower images are doubled to be readable
 LONGEST = 0.12  # of the image's width, that a tail may reach: longer ones are a tangle
 SHADES = 12  # colours between LASTED and OLD
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
@@ -25,7 +25,7 @@ _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 def _palette() -> list[tuple[int, int, int]]:
-    """Young tracks blue, old ones orange, all of them light enough to be seen on a photograph."""
+    """Make colours from blue (young) to orange (old), light enough for a photograph."""
     ramp = np.linspace(55, 205, SHADES).astype(np.uint8)
     colours = np.asarray(cv2.applyColorMap(ramp, cv2.COLORMAP_TURBO), np.uint8)
     return [(int(r), int(g), int(b)) for b, g, r in colours.reshape(-1, 3)]
@@ -36,13 +36,13 @@ Colours = NDArray[np.int64] | tuple[int, int, int]  # one for each, or one for a
 
 
 def shades_of(ages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Row of PALETTE for each age from LASTED on; each step is as long, on a log scale."""
+    """Return the row of PALETTE for each age, in equal steps on a logarithmic scale."""
     share = np.log(np.maximum(ages, LASTED) / LASTED) / np.log(OLD / LASTED)
     return np.minimum(share * SHADES, SHADES - 1).astype(np.int64)
 
 
 class Overlay:
-    """Draws results; remembers where the tracks have been while it is asked to draw."""
+    """Draws results, and remembers the past positions of tracks."""
 
     def __init__(self) -> None:
         self._past: deque[tuple[NDArray[np.int64], Float]] = deque()
@@ -116,7 +116,7 @@ class Overlay:
 
 
 class Layer:
-    """Something to draw on that is laid over an image; transparent where nothing is drawn."""
+    """A transparent layer that is drawn over an image."""
 
     def __init__(self, width: int, height: int) -> None:
         self._pixels = np.zeros((height, width, 4), np.uint8)  # RGB times opacity, opacity

@@ -20,12 +20,12 @@ POLICIES = {kind.name: kind for kind in QoSPolicyKind.__members__.values()}
 
 
 def declare(node: Any) -> Settings:
-    """Declare all of them on a node; their values, with overrides. ValueError if one is bad."""
+    """Declare all parameters; return their values; raise ValueError for a bad one."""
     return changed(Settings(), declare_table(node, TABLE))
 
 
 def declare_table(node: Any, entries: Mapping[str, Entry]) -> dict[str, Any]:
-    """Of a table of settings, the node's only one."""
+    """Declare the parameters of a table, the only one of the node."""
     for entry in entries.values():
         node.declare_parameter(entry.name, ros_value(entry.default), descriptor(entry))
     values = {name: node.get_parameter(name).value for name in entries}
@@ -63,7 +63,7 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
 
 
 def unknown(node: Any) -> list[str]:
-    """Parameters that were given to the node and that nothing has declared."""
+    """List the parameters given to the node that are not declared."""
     given: dict[str, Any] = node._parameter_overrides
     return [n for n in given if not node.has_parameter(n) and not n.startswith('qos_overrides.')]
 
@@ -76,7 +76,7 @@ def qos_overrides(node: Any, topic: str, entity: str) -> QoSOverridingOptions:
 
 
 def unknown_qos_overrides(node: Any) -> list[str]:
-    """Those that no topic has asked for, once all publishers and subscriptions are made."""
+    """List those that no topic uses, after all publishers and subscriptions are created."""
     given: dict[str, Any] = node._parameter_overrides
     return [n for n in given if n.startswith('qos_overrides.') and not node.has_parameter(n)]
 

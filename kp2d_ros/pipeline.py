@@ -1,4 +1,4 @@
-"""From image messages to results, without ROS: decode, detect, track, hand on, in two threads."""
+"""From image messages to results, without ROS, in two threads: decode, detect, track."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pipeline:
         cameras: int = 1,
         in_background: bool = False,
     ) -> None:
-        """in_background: old settings stay in use while the network is compiled for new ones."""
+        """With `in_background`, old settings stay in use while the new ones are compiled."""
         self.detector = detector
         self.mask = mask
         self.compiler = Compiler(detector, in_background)
@@ -60,7 +60,7 @@ class Pipeline:
         return dict(total)
 
     def check(self, frame: Frame, settings: Settings) -> None:
-        """ValueError in a sentence if the frame cannot be used with these settings."""
+        """Raise ValueError if the frame cannot be used with these settings."""
         image, width, scales = frame.image, settings.working_size, settings.scales
         facts = getattr(image, 'shape', None), getattr(image, 'dtype', None), width, scales
         if facts in self._usable:
@@ -72,12 +72,12 @@ class Pipeline:
         self._usable.add(facts)
 
     def process(self, frame: Frame, settings: Settings) -> Result:
-        """A frame of the only camera; ValueError if it cannot be used, tracks are as before."""
+        """Process a frame of the only camera; raise ValueError if it is unusable."""
         self.check(frame, settings)
         return self.follow([frame], *self.detect([frame], settings), settings)[0]
 
     def detect(self, frames: Sequence[Frame], settings: Settings) -> tuple[list[Features], float]:
-        """The features of one frame of each camera, which are checked; and seconds spent."""
+        """Detect the features of checked frames, one per camera; also return the seconds."""
         work, sizes = self._prepared(frames, settings)
         began = time.perf_counter()
         features = find(
@@ -97,7 +97,7 @@ class Pipeline:
         spent: float,
         settings: Settings,
     ) -> list[Result]:
-        """Tracks of what was detected."""
+        """Track the detected features."""
         return [
             stream.follow(frame, each, settings, spent)
             for stream, frame, each in zip(self.streams, frames, features, strict=True)
@@ -109,7 +109,7 @@ class Pipeline:
         self.detect(blank, settings)
 
     def reset(self, reason: str) -> None:
-        """Forget the tracks; their ids are never given again."""
+        """Restart all tracks; ids are never reused."""
         for stream in self.streams:
             stream.reset(reason)
 
@@ -125,7 +125,7 @@ class Pipeline:
     def _prepared(
         self, frames: Sequence[Frame], settings: Settings
     ) -> tuple[Work, list[list[Size]]]:
-        """What the network can do now, and the sizes that it runs at for each frame."""
+        """Return the compiled settings to use now, and the sizes for each frame."""
         masked = self.mask is not None or any(frame.mask is not None for frame in frames)
         asked = tuple(frame.size for frame in frames), settings, masked
         if self._plan is not None and self._plan[0] == asked:
@@ -146,7 +146,7 @@ class Pipeline:
 
 
 class Mailbox(Generic[Item]):
-    """One slot between two threads: the newest item wins, what it replaces is dropped."""
+    """One slot between two threads; a newer item replaces an older one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -154,7 +154,7 @@ class Mailbox(Generic[Item]):
         self._closed = False
 
     def put(self, item: Item) -> bool:
-        """Leave an item; True if an older one, not yet taken, had to go."""
+        """Put an item; return True if it replaced an older one."""
         with self._changed:
             replaced = self._item is not None
             self._item = item
@@ -162,7 +162,7 @@ class Mailbox(Generic[Item]):
             return replaced
 
     def hand_over(self, item: Item) -> None:
-        """Leave an item when the one before is taken, or the box is closed."""
+        """Put an item once the previous one is taken, or the box is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._item is None)
             self._item = item
@@ -179,13 +179,13 @@ class Mailbox(Generic[Item]):
             return item
 
     def close(self, closed: bool = True) -> None:
-        """Wake whoever waits. It can be opened again."""
+        """Wake waiting threads. The box can be opened again."""
         with self._changed:
             self._closed = closed
             self._changed.notify_all()
 
     def empty(self) -> bool:
-        """Throw away what nobody will take; True if there was something."""
+        """Drop the item; return True if there was one."""
         with self._changed:
             left = self._item is not None
             self._item = None
@@ -194,7 +194,7 @@ class Mailbox(Generic[Item]):
 
 @dataclass(frozen=True)
 class Arrival:
-    """An image message, and what else was known when it arrived."""
+    """An image message with the calibration and mask at its arrival."""
 
     message: Any
     arrived: float  # time.monotonic()
@@ -239,7 +239,7 @@ class Sample:
 
 
 class Statistics:
-    """Thread-safe. Every frame that arrived is counted in exactly one way, besides `received`."""
+    """Thread-safe counts. Each received frame is counted in exactly one other way."""
 
     # received  = processed + dropped + skipped + damaged + failed + unpaired (+ those in work)
     # dropped     a newer frame came before this one's turn
@@ -292,7 +292,7 @@ class Output(Protocol):
 
 @dataclass
 class Job:
-    """The frames of one moment, on their way from one thread to the next."""
+    """The frames of one moment, passed from one thread to the next."""
 
     arrivals: Sequence[Arrival]
     began: float
@@ -303,10 +303,10 @@ class Job:
 
 
 class Worker:
-    """Works on the newest frames; drops those it has no time for.
+    """Processes the newest frames and drops those it has no time for.
 
-    One thread decodes and detects, the next tracks and publishes: while it does, the network
-    works on the next frame.
+    One thread decodes and detects, the other tracks and publishes. Meanwhile the network runs on
+    the next frame.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class Worker:
         return True
 
     def _start(self) -> None:
-        """Run the stages that do not run."""
+        """Start the stages that are not running."""
         for number, (box, work, thread) in enumerate(self._stages):
             box.close(False)
             if thread is None or not thread.is_alive():

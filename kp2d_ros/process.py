@@ -1,4 +1,4 @@
-"""The life of a node's process: spin until it is told to stop, then stop soon."""
+"""The process of a node: spin until it is stopped, then end quickly."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
 
 
 def _leave_after_shutdown(code: Callable[[], int]) -> None:
-    """Loading a model or waiting for one frame of a slow one must not hold up the end."""
+    """End the process even if a model is loading or a slow frame is being processed."""
     while rclpy.utilities.ok():
         time.sleep(0.1)
     time.sleep(GRACE)

@@ -1,6 +1,6 @@
-"""Every setting of the keypoint node: its default, its limits and what it does, in one place.
+"""The settings of the keypoint node: defaults, limits and descriptions.
 
-Without ROS: parameters.py makes ROS parameters of them, the pipeline takes them as they are.
+Without ROS: parameters.py turns them into ROS parameters, the pipeline uses them directly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_transport(name: str) -> None:
 
 
 def check_cameras(names: Sequence[str]) -> None:
-    """ValueError unless they are names of topics, each once."""
+    """Raise ValueError unless they are different names of topics."""
     single = [*names] == ['']
     valid = all(name.replace('_', '').isalnum() and name[0].isalpha() for name in names if name)
     if not (single or (1 <= len(names) <= 8 and all(names) and valid)) or len({*names}) < len(
@@ -47,7 +47,7 @@ def parse_size(text: str) -> Size | None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What `ros2 param describe` shows of a setting, and what its values may be."""
+    """The description of a setting for `ros2 param describe`, and its allowed values."""
 
     description: str
     range: tuple[float, float] | None = None
@@ -58,7 +58,7 @@ class Limits:
     verify: Callable[[Any], object] | None = None  # raises a ValueError that says what is wrong
 
     def check(self, name: str, value: Any) -> str | None:
-        """What is wrong with a value of the right type, or None."""
+        """Explain what is wrong with a value of the right type; None: nothing."""
         if self.choices and value not in self.choices:
             return f"{name} must be one of {', '.join(self.choices)}, got '{value}'"
         if isinstance(value, int) and 0 < value < self.smallest:

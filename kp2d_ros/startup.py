@@ -1,6 +1,6 @@
-"""Before a node starts: which nodes there are, and the environment that their processes need.
+"""The list of nodes, and the environment that their processes need.
 
-Imports neither ROS nor NumPy, both of which read their environment when they are imported.
+This imports neither ROS nor NumPy, which read the environment when they are imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NODES = {
 
 
 def use_fastdds_profile() -> None:
-    """In this process and its children, unless the environment names another."""
+    """Use our Fast DDS profile in this process and its children, unless another is set."""
     profile = str(shared_file('config/fastdds.xml'))
     for name in ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE'):
         os.environ.setdefault(name, profile)  # until Jazzy, since Kilted
@@ -49,7 +49,7 @@ def shared_file(name: str) -> Path:
 def start_node(
     name: str, log: IO[bytes], parameters: dict[str, Any], *arguments: str, **environment: str
 ) -> subprocess.Popen[bytes]:
-    """A node in a process that Ctrl-C does not reach: it is told to end."""
+    """Start a node in a process that Ctrl-C does not reach; the parent ends it."""
     # JSON is YAML, and keeps the string '0' a string.
     given = [f'{key}:={json.dumps(value)}' for key, value in parameters.items()]
     options = [part for value in given for part in ('-p', value)]

@@ -1,4 +1,4 @@
-"""Two cameras or more: images that belong together, and what both see. Without ROS."""
+"""Several cameras: synchronised images, and matches between them. Without ROS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Item = TypeVar('Item')
 
 
 class Pairing(Generic[Item]):
-    """Puts images together that were taken at the same time, one of each camera."""
+    """Groups images of the same time, one per camera."""
 
     def __init__(self, cameras: int) -> None:
         self._waiting: list[deque[tuple[int, Item]]] = [deque() for _ in range(cameras)]
@@ -30,10 +30,10 @@ class Pairing(Generic[Item]):
     def add(
         self, camera: int, stamp: int, item: Item, tolerance: int
     ) -> tuple[list[Item] | None, int]:
-        """The images that belong together, if this one completes them; and how many have to go.
+        """Return the group that this image completes, if any, and the number of dropped images.
 
-        Stamps and the tolerance are in nanoseconds. An image goes when a later one of its camera
-        has found its partners, or when too many wait.
+        Stamps and the tolerance are in nanoseconds. An image is dropped when a later one of its
+        camera has found its partners, or when too many wait.
         """
         self._waiting[camera].append((stamp, item))
         found: list[int] = []
@@ -60,7 +60,7 @@ class Pairing(Generic[Item]):
 
 @dataclass(frozen=True)
 class StereoMatches:
-    """What the first camera and another one see at the same time, row by row."""
+    """Matches between the first camera and another one, row by row."""
 
     indices: NDArray[np.intp]  # (M, 2): index in the first camera's features, in the other's
     distances: Float  # (M,) of the descriptors
@@ -69,7 +69,7 @@ class StereoMatches:
 
 
 def match_stereo(first: Result, second: Result, settings: Settings) -> StereoMatches:
-    """By the calibrations of a stereo pair if both have one, else by a fundamental matrix."""
+    """Match with the stereo calibration, or with a fundamental matrix if there is none."""
     views = [_rectified(result) for result in (first, second)]
     baseline = second.frame.baseline
     calibrated = views[0] is not None and views[1] is not None and baseline > 0
@@ -98,7 +98,7 @@ def match_stereo(first: Result, second: Result, settings: Settings) -> StereoMat
 
 
 def _rectified(result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64], float] | None:
-    """Rays in the rectified frame that a stereo pair shares, the turn into it, a focal length."""
+    """Return rays in the shared rectified frame, the rotation into it, and a focal length."""
     camera: Camera | None = result.frame.camera
     camera = camera.of(result.features.image_size) if camera is not None else None
     if camera is None:
@@ -109,5 +109,5 @@ def _rectified(result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64]
 
 
 def baseline_of(projection: Sequence[float]) -> float:
-    """Metres that a camera lies to the right of the first one of a stereo pair, from its P."""
+    """Return the baseline in metres to the right of the first camera, from P."""
     return -projection[3] / projection[0] if projection[0] else 0.0

@@ -167,7 +167,7 @@ def test_bag_that_is_damaged_in_the_middle(tmp_path, pictures):
             *found, last = source.pictures()
             assert 8 <= len(found) <= 11
             np.testing.assert_array_equal(found[7].image, pictures[2])
-            assert isinstance(last, Damage) and 'is damaged, used up to there: ' in last
+            assert isinstance(last, Damage) and 'is damaged, only its first part is used: ' in last
 
 
 def test_what_is_not_there_is_named(tmp_path):

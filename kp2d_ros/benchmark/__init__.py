@@ -1,1 +1,1 @@
-"""`kp2d bench node`: the node measured in processes of its own."""
+"""`kp2d bench node`: measures the node in separate processes."""

@@ -35,7 +35,7 @@ ANEW = [
 
 
 def changes(rig: Rig) -> Iterator[None]:
-    """For ever; one at a time."""
+    """Make one change after the other, without end."""
     for number in itertools.count():
         rig.show(SIZES[number % len(SIZES)], 10)
         yield
@@ -70,7 +70,7 @@ def memory_under(rig: Rig, seconds: float) -> tuple[list[float], list[float], in
 
 
 def growth(times: list[float], memory: list[float]) -> float:
-    """MB a minute, of the last two thirds: the first is for caches to fill."""
+    """MB per minute over the last two thirds; in the first third, caches fill up."""
     third = len(memory) // 3
     if third < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""`kp2d bench node`: the node in processes of its own, against the figures it is to keep."""
+"""`kp2d bench node`: measures the node in separate processes and compares it with limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OVERHEAD = 6.0  # ms, at most
 PROCESSED = 25.0  # Hz, of a camera at 30 Hz, at least
 LAG = 2.5  # inference times, at most
 STEREO = 1.3  # times the rate of two nodes, at least
-GROWTH = 2.0  # MB of memory in a minute, at most: what noise of the allocator is taken for
+GROWTH = 2.0  # MB per minute, at most: within the noise of the allocator
 END = 2.0  # seconds, at most
 CAMERA_RATE = 30.0  # Hz
 SLOW_MODEL = 0.2  # seconds a frame
@@ -233,7 +233,7 @@ def stereo(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One picture after the other, the next as soon as the keypoints of the last are here."""
+    """Send the next image as soon as the keypoints of the last one arrive."""
     from kp2d_ros.benchmark.changes import growth
 
     memory: list[float] = []

@@ -103,7 +103,7 @@ class Rig:
         return stamp
 
     def spin(self, until: Callable[[], Any], timeout: float = PATIENCE) -> bool:
-        """Whether it came to be within the time."""
+        """Spin until the condition holds; return whether it did in time."""
         end = time.perf_counter() + timeout
         while not until():
             left = end - time.perf_counter()
@@ -168,7 +168,7 @@ class Rig:
         return len(list(Path(f'/proc/{self.process.pid}/task').iterdir()))
 
     def output(self) -> str:
-        """The last that it said."""
+        """Return the end of its log."""
         return self._read()[-500:]
 
     def traces(self) -> dict[int, tuple[float, float]]:

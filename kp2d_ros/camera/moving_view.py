@@ -1,4 +1,4 @@
-"""Cameras without a camera: one moves through a room, the other over a photograph."""
+"""Rendered cameras: one moves through a room, the other over a photograph."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MovingView:
 
 
 class MovingCamera:
-    """A pinhole camera that moves through a room and comes back. All it sees has its depth."""
+    """A pinhole camera that moves through a room with depth and returns."""
 
     rate = 20.0  # Hz: a view takes a while to draw, beside a node that needs the processor
     PERIOD = 600  # pictures until it is where it began
@@ -102,7 +102,7 @@ def default_photograph() -> Image:
 
 
 def drawn_photograph(width: int = 960, height: int = 720, seed: int = 0) -> Image:
-    """Polygons of all sizes over a mottled ground: corners enough for any detector."""
+    """Draw polygons of all sizes on a mottled ground, with enough corners for any detector."""
     random = np.random.default_rng(seed)
     ground = random.integers(60, 200, (height // 40, width // 40, 3)).astype(np.uint8)
     image = np.asarray(cv2.resize(ground, (width, height)), np.uint8)

@@ -1,4 +1,4 @@
-"""Where the camera node's pictures come from: a folder, a video, a webcam, a bag, a scene."""
+"""Sources of the camera node: a folder, a video, a webcam, a bag, a scene."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMED = 100  # images whose times give the rate of a bag: all may be many gigaby
 
 
 class Damage(str):
-    """In the place of a picture that cannot be read: a sentence that says why."""
+    """Replaces a picture that cannot be read; the sentence explains why."""
 
 
 class Source(Protocol):
@@ -35,9 +35,9 @@ class Source(Protocol):
 
 
 def open_source(text: str, *, size: Size | None = None, topic: str = '') -> Source:
-    """What the text names: '' or 'scene' is a room to move through, '0' or 'webcam' a webcam.
+    """Open a source by name: '' or 'scene' is a rendered room, '0' or 'webcam' a webcam.
 
-    FileError or ValueError in a sentence if there is no such thing.
+    Raise FileError or ValueError if there is no such source.
     """
     if text in ('', 'scene'):
         return MovingCamera(size or (640, 480))
@@ -153,11 +153,11 @@ class Bag:
                         continue
                     yield picture
             except Exception as error:  # each storage has errors of its own
-                yield Damage(f'{self._path} is damaged, used up to there: {error}')
+                yield Damage(f'{self._path} is damaged, only its first part is used: {error}')
 
 
 def _rate(reader: Any, connections: list[Any]) -> float:
-    """Hz of the first messages; 0 if their times do not tell."""
+    """Return the rate of the first messages in Hz; 0 if their times do not determine it."""
     times: list[int] = []
     with suppress(Exception):  # damage is reported where the pictures are read
         for _, time, _ in islice(reader.messages(connections), TIMED):

@@ -1,1 +1,1 @@
-"""`make run`: a camera, the node, their figures on a live page."""
+"""`make run`: a camera, the node, and a live page with their figures."""

@@ -1,6 +1,6 @@
-"""A moving picture of tracks, as the README shows one: python -m kp2d_ros.demo.film -o tracks.webp
+"""Film tracks, like the picture of the README: python -m kp2d_ros.demo.film -o tracks.webp
 
-Needs Pillow, but no ROS.
+This needs Pillow, but no ROS.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     result.add_argument('--size', type=size, metavar='WxH', help='image size of a scene')
     result.add_argument('--skip', type=whole_number(), default=0, help='images to skip at first')
-    result.add_argument('--frames', type=positive, default=60, help='frames of the picture')
+    result.add_argument('--frames', type=positive, default=60, help='number of frames')
     result.add_argument('--every', type=positive, default=1, help='use every Nth image')
     result.add_argument(
         '--rate', type=real_number(above=0, most=50), default=12.5, help='frames per second'
     )
-    result.add_argument('--width', type=positive, default=480, help='of the picture, in pixels')
-    result.add_argument('--quality', type=whole_number(1, 100), default=60, help='of .webp')
-    result.add_argument('--max-keypoints', type=positive, default=500, help='at most so many')
-    result.add_argument('--tail', type=whole_number(0, 100), default=12, help='frames of tails')
+    result.add_argument('--width', type=positive, default=480, help='width in pixels')
+    result.add_argument('--quality', type=whole_number(1, 100), default=60, help='of .webp files')
+    result.add_argument('--max-keypoints', type=positive, default=500, help='at most this many')
+    result.add_argument('--tail', type=whole_number(0, 100), default=12, help='frames of a tail')
     add_model_arguments(result)
     return result
 
 
 def drawn(args: argparse.Namespace) -> Iterator[Image]:
-    """The overlays, after as many images as it takes until tracks are drawn."""
+    """Yield the overlays, without the first images, which have no tracks yet."""
     pipeline, overlay = Pipeline(load_detector(args)), Overlay()
     settings = Settings(max_keypoints=args.max_keypoints)
     source = open_source(args.source, size=args.size)

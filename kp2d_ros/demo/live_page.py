@@ -1,4 +1,4 @@
-"""A page on this machine only: the overlay as a stream, the figures beside it."""
+"""A page for this machine only: the overlay as a stream, and the figures."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kp2d_core.checks import number, parse_json
 from kp2d_ros.startup import shared_file
 
 BOUNDARY = 'kp2d-frame'
-PATIENCE = 1.0  # seconds that a stream waits for a frame before it looks whether to end
-IDLE = 10.0  # seconds that a reader may neither ask nor take anything
-MOST_CHANGES = 100  # that wait to be fetched
+PATIENCE = 1.0  # seconds that a stream waits for a frame before it checks whether to end
+IDLE = 10.0  # seconds that a reader may be idle
+MOST_CHANGES = 100  # changes that wait to be fetched
 LONGEST_CHANGE = 1000  # bytes
 MOST_READERS = 32  # at once; a browser has 6
-# The names that this machine has for itself. A page of another name that leads here (DNS
-# rebinding) is not answered; the port may be another, as with ssh -L.
+# The names of this machine. Requests under another name (DNS rebinding) are refused. The port may
+# differ, for example with ssh -L.
 HOSTS = ('127.0.0.1', 'localhost', '::1')
 
 
 class LivePage:
-    """Serves on the loopback interface until it is closed; port 0 takes any free one."""
+    """Serves on the loopback interface until it is closed; port 0 selects any free port."""
 
     def __init__(self, port: int = 0) -> None:
         self._changed = threading.Condition()
@@ -34,7 +34,7 @@ class LivePage:
         self._figures: dict[str, Any] = {}
         self._closed = False
         self._changes: list[tuple[str, float]] = []
-        # Only who can read the page knows it: pages of other origins cannot.
+        # Only a reader of the page knows it; pages of other origins do not.
         self._token = secrets.token_urlsafe(16)
         self._page = (
             shared_file('config/live_page.html')
@@ -54,19 +54,19 @@ class LivePage:
         return f'http://127.0.0.1:{self._server.server_address[1]}/'
 
     def show(self, jpeg: bytes) -> None:
-        """The next frame of the stream."""
+        """Show the next frame of the stream."""
         with self._changed:
             self._jpeg = jpeg
             self._number += 1
             self._changed.notify_all()
 
     def tell(self, figures: dict[str, Any]) -> None:
-        """What the table beside the stream says."""
+        """Set the figures of the table."""
         with self._changed:
             self._figures = dict(figures)
 
     def changes(self) -> list[tuple[str, float]]:
-        """The parameters that were changed on the page since the last call: names, values."""
+        """Return the parameters (name, value) changed on the page since the last call."""
         with self._changed:
             asked, self._changes = self._changes, []
             return asked
@@ -80,7 +80,7 @@ class LivePage:
         self._thread.join(5)
 
     def _answer(self, path: str) -> tuple[str, bytes] | None:
-        """(content type, body) of what is not a stream; None: there is no such thing."""
+        """Return (content type, body) of everything except the stream; None: not found."""
         with self._changed:
             if path == '/':
                 return 'text/html; charset=utf-8', self._page
@@ -92,7 +92,7 @@ class LivePage:
         return None
 
     def _change(self, token: str, body: bytes) -> HTTPStatus:
-        """Note what a slider of the page asks for; what to answer."""
+        """Store the request of a slider; return the status to answer."""
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             return HTTPStatus.FORBIDDEN
         try:
@@ -105,7 +105,7 @@ class LivePage:
         return HTTPStatus.ACCEPTED
 
     def _next_frame(self, after: int) -> tuple[int, bytes] | None:
-        """The newest frame with a higher number; b'' if none came for a while, None at the end."""
+        """Return the newest frame with a higher number; b'': none yet, None: the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._number > after, PATIENCE)
             if self._closed:
@@ -134,7 +134,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that goes away is no error."""
+        """Ignore readers that disconnect."""
 
 
 def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
@@ -177,7 +177,7 @@ def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
 
         def _path(self) -> str | None:
-            """What is asked for; None if the request is refused, and that is answered."""
+            """Return the requested path; None if the request was refused."""
             try:
                 path = urlsplit(self.path).path
                 host = urlsplit(f'//{self.headers.get("Host", HOSTS[0])}').hostname
@@ -210,6 +210,6 @@ def _handler_of(page: LivePage) -> type[BaseHTTPRequestHandler]:
             super().end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Requests are nobody's business."""
+            """Do not log requests."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""What `make run` knows of the running nodes: it hears what any neighbour could hear."""
+"""The view of `make run` on the running nodes, from their topics only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Monitor(Node):
             self.create_subscription(Path, 'path', self._moved, LATCHED)
 
     def figures(self) -> dict[str, str]:
-        """Of the last seconds, for people; {} while nothing has come."""
+        """Figures of the last seconds as text; {} before the first message."""
         now = time.monotonic()
         for record in (self._arrivals, self._matches):
             while record and now - record[0][0] > WINDOW:
@@ -89,7 +89,7 @@ class Monitor(Node):
         }
 
     def remember(self, figures: dict[str, str]) -> None:
-        """Another point of the charts: rate and latency, None where there is none."""
+        """Add a point to the charts of rate and latency; None if unknown."""
         self.history.append((_number(figures.get('rate')), _number(figures.get('latency'))))
 
     def level(self) -> str:
@@ -99,7 +99,7 @@ class Monitor(Node):
         return self.level() != 'ok'
 
     def parameters(self) -> list[dict[str, Any]]:
-        """For sliders; [] until the node has told their values."""
+        """Parameters for the sliders; [] until the node has reported their values."""
         if not self._asked and self._get.service_is_ready():
             self._asked = True
             request = GetParameters.Request(names=list(SLIDERS))
@@ -113,7 +113,7 @@ class Monitor(Node):
         ]  # fmt: skip
 
     def change(self, name: str, value: float) -> None:
-        """Ask the node to take another value; one that it refuses is told in `refused`."""
+        """Ask the node to change a parameter; `refused` explains why it did not."""
         if name not in SLIDERS or not self._set.service_is_ready():
             self.refused = f'{name[:40]} cannot be changed here'
             return

@@ -97,7 +97,7 @@ class Child:
 
 
 def end(children: Sequence[Child]) -> None:
-    """All at once, then without mercy."""
+    """End all at once, by force if needed."""
     for child in children:
         if child.process.poll() is None:
             child.process.send_signal(signal.SIGINT)
@@ -111,7 +111,7 @@ def end(children: Sequence[Child]) -> None:
 
 
 def start(args: argparse.Namespace, children: list[Child]) -> None:
-    """The keypoint node, and a camera unless there is one; each is added as soon as it runs."""
+    """Start the keypoint node, and a camera unless there is one."""
     image = args.topic or '/camera/image_raw'
     parameters: dict[str, Any] = {
         'model': args.model,
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def watch(
     args: argparse.Namespace, page: LivePage, children: list[Child], stop: threading.Event
 ) -> int:
-    """Print, save and show until told to stop, or until a child has ended."""
+    """Print, save and show figures until stopped, or until a child process ends."""
     import rclpy
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.signals import SignalHandlerOptions
@@ -218,7 +218,7 @@ def watch(
 
 
 def told(monitor: Any) -> dict[str, Any]:
-    """What the page shows beside the table of figures."""
+    """Collect what the page shows next to the table of figures."""
     return {
         'state': monitor.state(),
         'level': monitor.level(),
