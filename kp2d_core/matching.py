@@ -18,7 +18,7 @@ Ints = NDArray[np.intp]
 
 BLOCK = 1 << 23  # similarities that each of two threads computes at once: 32 MB
 PARTS = 4  # of a product, for two threads to share
-BAND = 128  # points that are compared at once if there is a radius
+BAND = 128  # points compared at once if there is a radius
 FAR = 1e6  # pixels; no point is there
 LOWEST = -1.1  # below every similarity
 STEEP = 1e6  # slope at which similarities fall beyond the radius, per squared pixel
@@ -161,10 +161,10 @@ def match_in_turn(
     undistorted: Float | None = None,
     likely: Likely | None = None,
 ) -> list[Matches]:
-    """Match one group of features after the other, each with what the earlier ones have left.
+    """Match groups of features in turn, each with the features that the earlier ones left.
 
-    A group is (options, features, their points without distortion); a feature of `second` is
-    taken by an inlier. Verification tries `likely` first.
+    A group is (options, features, their points without distortion). An inlier takes its feature of
+    `second`. Verification tries `likely` first.
     """
     free, result = np.arange(len(second)), []
     for options, first, flat in groups:
