@@ -1,8 +1,8 @@
 """Rolling shutter: estimate the readout time of the sensor, and undo what it does.
 
-Most cheap cameras expose one row after another. While the camera turns, each row then looks into
-another direction: at 30 degrees a second and 30 ms of readout, 8 px between the first row and the
-last. A pose explains that as a motion to the side that never was.
+Most cheap cameras expose one row after another, each from another pose while the camera moves. At
+30 degrees a second and 30 ms of readout, 8 px lie between the first row and the last. At 0.5 m a
+second, it is as much for what is 1 m away. A pose explains that as a motion that never was.
 """
 
 from __future__ import annotations
