@@ -21,7 +21,7 @@ def nearly_a_plane(random) -> Cloud:
     )
     descriptors = random.normal(size=(len(points), 32)).astype(np.float32)
     descriptors /= np.linalg.norm(descriptors, axis=1, keepdims=True)
-    return Cloud(points + [0, 0, 3], descriptors)
+    return Cloud(points + np.array([0.0, 0.0, 3.0]), descriptors)
 
 
 def way() -> np.ndarray:
