@@ -71,7 +71,7 @@ def _drift(rig: Rig, view: Frame | Sights, near: Matrix) -> Matrix:
     return np.column_stack([u + b - c * y - x * ahead, v + c * x - a - y * ahead])
 
 
-def _twists(stamps: Matrix, poses: Matrix) -> list[Matrix]:
+def twists_of(stamps: Matrix, poses: Matrix) -> list[Matrix]:
     """The twist at each of the poses, by those before and after it."""
     from_world = invert(poses)
     rates = [
@@ -156,7 +156,7 @@ class Shutter:
 
     def correct(self, world: Map, stamps: Matrix, poses: Matrix) -> None:
         """Correct all frames of a map by its poses (N, 4, 4), camera to world."""
-        twists = dict(zip(stamps.tolist(), _twists(stamps, poses), strict=True))
+        twists = dict(zip(stamps.tolist(), twists_of(stamps, poses), strict=True))
         for frame in world.keyframes:
             frame.twist = twists.get(frame.stamp, frame.twist)
             straighten(world, frame, frame.pose, self.readout)
