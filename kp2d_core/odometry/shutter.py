@@ -93,7 +93,7 @@ def _without_leaps(rates: list[Matrix | None]) -> list[Matrix | None]:
         if rate is not None:
             size[:] = np.linalg.norm(rate.reshape(2, 3), axis=1)
     sizes[0], sizes[-1] = sizes[1], sizes[-2]
-    leaps = (sizes[1:-1] > LEAP * np.maximum(sizes[:-2], sizes[2:])).any(axis=1)
+    leaps = np.asarray((sizes[1:-1] > LEAP * np.maximum(sizes[:-2], sizes[2:])).any(axis=1))
     return [None if leap else rate for rate, leap in zip(rates, leaps, strict=True)]
 
 
