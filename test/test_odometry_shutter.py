@@ -5,7 +5,8 @@ import pytest
 
 from kp2d_core.features import join_features
 from kp2d_core.odometry import Odometry, Settings
-from kp2d_core.odometry.geometry import exp_rotation
+from kp2d_core.odometry.geometry import exp_rotation, rigid
+from kp2d_core.odometry.shutter import twists_of
 from kp2d_core.odometry.trajectory import errors
 from kp2d_core.views.cloud import tube
 from kp2d_core.views.worlds import ring_path, view_camera
@@ -58,3 +59,15 @@ def test_the_readout_is_learned_and_its_error_goes():
 def test_a_global_shutter_is_left_alone():
     odometry, _ = path_of(0.0)
     assert odometry.shutter.readout == 0
+
+
+def test_a_jump_is_no_motion():
+    """30 degrees a second to the right and 0.5 m a second forward, but for a jump by 0.4 m."""
+    turn = np.radians(30) / RATE
+    poses = np.array([
+        rigid(exp_rotation(np.array([0, turn * i, 0])), [0.4 * (i >= 10), 0, 0.5 * i / RATE])
+        for i in range(20)
+    ])  # fmt: skip
+    twists = np.array(twists_of(np.arange(20) / RATE, poses))
+    assert np.allclose(np.linalg.norm(twists[:, 3:], axis=1), np.radians(30), rtol=0.01)
+    assert np.allclose(np.linalg.norm(twists[:, :3], axis=1), 0.5, rtol=0.02)

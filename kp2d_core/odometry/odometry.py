@@ -123,7 +123,7 @@ class Odometry:
             if fit is not None:
                 frame.pose = fit.pose
                 frame.points[fit.rows] = fit.numbers
-                if self.shutter.follow(self.world, self._last, frame):
+                if self.shutter.follow(self.world, self._last, frame, fit.predicted):
                     fit = resettle(self.world, frame, fit, self.settings)
                 self._motion = fit.pose @ invert(self._last.pose)
                 return self._go_on(frame, fit, State.TRACKING)

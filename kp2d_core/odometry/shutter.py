@@ -1,8 +1,8 @@
 """Rolling shutter: estimate the readout time of the sensor, and undo what it does.
 
-Most cheap cameras expose one row after another. While the camera turns, each row then looks into
-another direction: at 30 degrees a second and 30 ms of readout, 8 px between the first row and the
-last. A pose explains that as a motion to the side that never was.
+Most cheap cameras expose one row after another, each from another pose while the camera moves. At
+30 degrees a second and 30 ms of readout, 8 px lie between the first row and the last. At 0.5 m a
+second, it is as much for what is 1 m away. A pose explains that as a motion that never was.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ SMALLEST = 0.004  # s; a shorter readout is not worth correcting
 CERTAIN = 6.0  # standard deviations that the readout must be away from zero
 GAIN = 1.5  # what fits the readout so far was chosen, what does not was dropped: go further
 CHANGE = 0.001  # s by which the estimate must change before keyframes are corrected again
+LEAP = 4.0  # times the speed before and after is no motion but a jump to another place
 ROBUST = 2.0  # standard deviations from which on an observation counts less
 
 
@@ -70,7 +71,7 @@ def _drift(rig: Rig, view: Frame | Sights, near: Matrix) -> Matrix:
     return np.column_stack([u + b - c * y - x * ahead, v + c * x - a - y * ahead])
 
 
-def _twists(stamps: Matrix, poses: Matrix) -> list[Matrix]:
+def twists_of(stamps: Matrix, poses: Matrix) -> list[Matrix]:
     """The twist at each of the poses, by those before and after it."""
     from_world = invert(poses)
     rates = [
@@ -79,9 +80,21 @@ def _twists(stamps: Matrix, poses: Matrix) -> list[Matrix]:
             from_world[:-1], from_world[1:], np.diff(stamps), strict=True
         )
     ]
+    rates = _without_leaps(rates)
     around = ([before, after] for before, after in pairwise([None, *rates, None]))
     known = ([rate for rate in both if rate is not None] for both in around)
     return [np.mean(both, axis=0) if both else np.zeros(6) for both in known]
+
+
+def _without_leaps(rates: list[Matrix | None]) -> list[Matrix | None]:
+    """None in place of those that are much larger than the ones before and after."""
+    sizes = np.zeros((len(rates) + 2, 2))  # translation, rotation
+    for size, rate in zip(sizes[1:-1], rates, strict=True):
+        if rate is not None:
+            size[:] = np.linalg.norm(rate.reshape(2, 3), axis=1)
+    sizes[0], sizes[-1] = sizes[1], sizes[-2]
+    leaps = np.asarray((sizes[1:-1] > LEAP * np.maximum(sizes[:-2], sizes[2:])).any(axis=1))
+    return [None if leap else rate for rate, leap in zip(rates, leaps, strict=True)]
 
 
 class Shutter:
@@ -102,15 +115,18 @@ class Shutter:
             near = np.full(len(frame), np.median(_nearness(world, last, last.pose)))
             frame.seen = frame.raw + self.readout * _drift(world.rig, frame, near)
 
-    def follow(self, world: Map, last: Frame, frame: Frame) -> bool:
-        """Take up the pose and the points of a frame; return whether its `seen` has changed."""
+    def follow(self, world: Map, last: Frame, frame: Frame, predicted: bool) -> bool:
+        """Take up the pose and the points of a frame; return whether its `seen` has changed.
+
+        predicted  False: it is elsewhere than expected, so that nobody knows how it moves
+        """
         rate = twist_between(last.pose, frame.pose, frame.stamp - last.stamp)
+        rate = rate if predicted else None
         before, self._rate = self._rate, rate
         if rate is None:
-            return False
-        if before is None:
-            frame.twist = rate
+            frame.twist = np.zeros(6)
         else:
+            before = rate if before is None else before
             last.twist[:] = (before + rate) / 2
             frame.twist = rate + (rate - before) / 2
             if self.readout:
@@ -140,7 +156,7 @@ class Shutter:
 
     def correct(self, world: Map, stamps: Matrix, poses: Matrix) -> None:
         """Correct all frames of a map by its poses (N, 4, 4), camera to world."""
-        twists = dict(zip(stamps.tolist(), _twists(stamps, poses), strict=True))
+        twists = dict(zip(stamps.tolist(), twists_of(stamps, poses), strict=True))
         for frame in world.keyframes:
             frame.twist = twists.get(frame.stamp, frame.twist)
             straighten(world, frame, frame.pose, self.readout)

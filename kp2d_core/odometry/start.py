@@ -31,6 +31,7 @@ from kp2d_core.odometry.settings import Settings
 HYPOTHESES = 5  # that are carried on
 JUDGES = 10  # frames at most that they are judged by, spread over those there are
 ENOUGH = 300  # points that they are judged by
+FAR = 20.0  # times the median depth is where a point is put that a solution has no place for
 FURTHER = 1.25  # times as far must the points have moved before it is tried again
 SAME_TURN, SAME_WAY = 1.0, 12.0  # degrees within which two solutions are one
 
@@ -117,12 +118,16 @@ class Starter:
         candidates.sort(key=lambda candidate: -candidate[0])
         if not candidates or candidates[0][0] < settings.start_points:
             return None
-        most = candidates[0][0]
+        candidates = [c for c in candidates[:HYPOTHESES] if c[0] >= 0.5 * candidates[0][0]]
+        # All are judged by the same points: each alone would choose those that suit it.
+        common = np.any([good for _, _, _, good in candidates], axis=0)
         solutions = []
-        for count, motion, points, good in candidates[:HYPOTHESES]:
-            if count >= 0.5 * most:
-                solution = Hypothesis(np.array([np.eye(4), motion]), points[good], here[good])
-                solutions.append((self._carried(_thinned(solution)), solution))
+        for _, motion, points, good in candidates:
+            poses = np.array([np.eye(4), motion])
+            far = FAR * np.median(points[good, 2])
+            tried = np.where(good[:, None], points, far * np.column_stack([a, np.ones(len(a))]))
+            judged = self._carried(_thinned(Hypothesis(poses, tried[common], here[common])))
+            solutions.append((judged, Hypothesis(poses, points[good], here[good])))
         best = self._clear([judged for judged, _ in solutions])
         if best is None:
             return None

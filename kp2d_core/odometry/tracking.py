@@ -24,6 +24,7 @@ class Fit:
     matches: int  # features that might have agreed
     expected: Ints  # points that should be seen
     reprojection: float  # root mean square of the agreeing ones, in standard deviations
+    predicted: bool = True  # whether it is near the prediction
 
 
 def track(
@@ -52,7 +53,7 @@ def track(
         if found is not None:
             fit = settle(world, frame, points, found, settings)
             if fit is not None and not _leaps(world, last, guess, fit, settings):
-                return fit
+                return replace(fit, predicted=False)
     return None
 
 
