@@ -313,8 +313,8 @@ def test_rates_are_compared_window_by_window():
     """What else runs on the machine then slows down both."""
     from kp2d_ros.benchmark.stereo import Window, ratio_of
 
-    one = [Window(rate, 70.0) for rate in (24.0, 6.0, 26.0)]
-    two = [Window(rate, 80.0) for rate in (20.0, 5.0, 20.0)]
+    one = [Window(rate, rate, 70.0) for rate in (24.0, 6.0, 26.0)]
+    two = [Window(rate, rate, 80.0) for rate in (20.0, 5.0, 20.0)]
     assert ratio_of({'one node': one, 'two nodes': two}) == pytest.approx(1.2)
 
 

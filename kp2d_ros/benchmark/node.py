@@ -217,7 +217,7 @@ def stereo(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     one, two = (
         {
             name: float(np.median([getattr(each, name) for each in of]))
-            for name in ('rate', 'spent')
+            for name in ('rate', 'images', 'spent')
         }
         for of in windows.values()
     )
@@ -225,9 +225,10 @@ def stereo(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         'windows': {who: [asdict(each) for each in of] for who, of in windows.items()},
         'inference_ms': alone, 'ratio': ratio, 'met': ratio >= STEREO,
         'sentence': (
-            f'{one["rate"]:.1f} pairs a second by one node, {two["rate"]:.1f} by two: '
-            f'{ratio:.2f} times as many; processor time a pair {one["spent"]:.0f} and '
-            f'{two["spent"]:.0f} ms, of the network alone {alone:.0f} ms; at least {STEREO:g}'
+            f'{one["rate"]:.1f} pairs per second with one node, {two["rate"]:.1f} with two: '
+            f'{ratio:.2f} times as many; {one["images"]:.1f} and {two["images"]:.1f} images per '
+            f'camera; CPU time per pair {one["spent"]:.0f} and {two["spent"]:.0f} ms, of the '
+            f'network alone {alone:.0f} ms; at least {STEREO:g}'
         ),
     }  # fmt: skip
 

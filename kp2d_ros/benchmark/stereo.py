@@ -41,10 +41,11 @@ CAMERAS = {
 
 @dataclass(frozen=True)
 class Window:
-    """What the nodes that were fed did for a while."""
+    """What the nodes did while they were fed."""
 
-    rate: float  # pairs a second
-    spent: float  # ms of processor time a pair, of all nodes
+    rate: float  # pairs per second: both images of one stamp were processed
+    images: float  # half of the images per second, with or without their partner
+    spent: float  # ms of CPU time of all nodes per two images
 
 
 class Rig:
@@ -71,10 +72,10 @@ class Rig:
             )  # fmt: skip
             self._processes.append(process)
             self._cleanup.callback(end_process, process)
-        self.heard: dict[str, int] = {}  # camera -> clouds
+        self.heard: dict[str, set[tuple[int, int]]] = {}  # camera -> stamps of its clouds
         self._publishers = {}
         for camera in itertools.chain(*CAMERAS.values()):
-            self.heard[camera] = 0
+            self.heard[camera] = set()
             self._publishers[camera] = self.node.create_publisher(Image, f'{camera}image', 1)
             self.node.create_subscription(
                 PointCloud2, f'{camera}keypoints', self._listener(camera), 2
@@ -94,7 +95,8 @@ class Rig:
 
     def feed(self, who: str, seconds: float) -> Window:
         """Pairs as the cameras send them, and what became of them."""
-        before = {camera: self.heard[camera] for camera in CAMERAS[who]}
+        for camera in CAMERAS[who]:
+            self.heard[camera].clear()
         spent = sum(processor_time(process) for process in self._processes)
         began = time.perf_counter()
         due = began
@@ -103,10 +105,10 @@ class Rig:
             due = max(due + 1 / RATE, now)
             self._spin_until(due)
         self._spin_until(time.perf_counter() + 0.2)  # what is still in work
-        counts = [self.heard[camera] - count for camera, count in before.items()]
-        pairs = sum(counts) / len(counts)
         spent = sum(processor_time(process) for process in self._processes) - spent
-        return Window(pairs / seconds, 1e3 * spent / max(pairs, 1))
+        left, right = (self.heard[camera] for camera in CAMERAS[who])
+        images = (len(left) + len(right)) / 2
+        return Window(len(left & right) / seconds, images / seconds, 1e3 * spent / max(images, 1))
 
     def ready(self, who: str) -> None:
         """Wait until every camera's images are answered."""
@@ -128,8 +130,8 @@ class Rig:
             self._executor.spin_once(timeout_sec=left)
 
     def _listener(self, camera: str) -> Callable[[PointCloud2], None]:
-        def heard(_: PointCloud2) -> None:
-            self.heard[camera] += 1
+        def heard(cloud: PointCloud2) -> None:
+            self.heard[camera].add((cloud.header.stamp.sec, cloud.header.stamp.nanosec))
 
         return heard
 
