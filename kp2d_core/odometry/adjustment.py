@@ -1,7 +1,7 @@
 """Bundle adjustment: Levenberg-Marquardt with the Schur complement over the points.
 
-In NumPy, with the work in a few large products: ten frames and a thousand points take some
-milliseconds a step, where handing them over to another library takes as long.
+It is written in NumPy with a few large products. A step of ten frames and a thousand points takes
+some milliseconds, which is as long as passing the data to another library would take.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 from kp2d_core.odometry.geometry import Bools, Ints, Matrix, moved
 
-CHUNK = 512  # points that are eliminated at once
+CHUNK = 512  # points eliminated at once
 NEAREST = 1e-6  # depth below which a point counts as behind the camera
-DONE = 3e-4  # of the cost, a gain that is not worth another step
-LOOSE = 1e-6  # damping of a point along its ray, where next to nothing holds it
+DONE = 3e-4  # relative gain of the cost below which the steps end
+LOOSE = 1e-6  # damping of a point along its ray, which is weakly constrained
 
 
 @dataclass
 class Problem:
-    """Frames that see points. Observations are rows of equal length, frame by frame."""
+    """Frames and the points they observe. Observations are rows, sorted by frame."""
 
     poses: Matrix  # (F, 4, 4) from the world
     points: Matrix  # (P, 3)
@@ -61,7 +61,7 @@ def _in_cameras(problem: Problem, poses: Matrix, points: Matrix) -> tuple[Matrix
 
 @dataclass(frozen=True)
 class Linear:
-    """Observations at the present poses and points, weighted."""
+    """Weighted residuals and Jacobians at the current poses and points."""
 
     off: Matrix  # (N, 2)
     by_pose: Matrix  # (N, 2, 6): translation, rotation
@@ -96,13 +96,13 @@ def linearize(problem: Problem, threshold: float) -> Linear:
 
 
 def robust_weights(off: Matrix, threshold: float) -> Matrix:
-    """Cauchy's, of residuals (N, 2): 1 for none, falling fast beyond the threshold."""
+    """Cauchy weights of residuals (N, 2): 1 at 0, falling fast beyond the threshold."""
     squared = off[:, 0] ** 2 + off[:, 1] ** 2
     return np.asarray(1 / (1 + np.minimum(squared, 1e12) / threshold**2))
 
 
 def robust_cost(off: Matrix, threshold: float) -> float:
-    """What `robust_weights` minimise; a point behind the camera costs as much as one far off."""
+    """The cost that `robust_weights` minimise; a point behind the camera costs like a far one."""
     squared = np.minimum(off[:, 0] ** 2 + off[:, 1] ** 2, 1e6)
     return float(threshold**2 * np.log1p(squared / threshold**2).sum())
 
@@ -110,7 +110,7 @@ def robust_cost(off: Matrix, threshold: float) -> float:
 def adjust(problem: Problem, steps: int = 10, threshold: float = 2.0) -> float:
     """Improve poses and points in place; return the remaining cost.
 
-    threshold  residuals, in standard deviations, from which on an observation counts less
+    threshold  residual in standard deviations above which an observation counts less
     """
     if not len(problem.frame):
         return 0.0
@@ -137,7 +137,7 @@ def adjust(problem: Problem, steps: int = 10, threshold: float = 2.0) -> float:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some points and what moves with them."""
+    """Some points, and the frames that observe them."""
 
     rows: Ints  # observations of theirs in frames that move
     points: Ints
@@ -148,7 +148,7 @@ class Chunk:
 
 
 def _chunks(problem: Problem) -> list[Chunk]:
-    """Neighbours in the list of points were made at one time, and are seen by few frames."""
+    """Split the points. Neighbours in the list are of similar age, so few frames see them."""
     moving = np.flatnonzero(~problem.fixed[problem.frame])
     order = moving[np.argsort(problem.point[moving], kind='stable')]
     sorted_points = problem.point[order]
@@ -234,7 +234,7 @@ def _solve(
             steps[free] = np.linalg.solve(matrix.reshape(size, size), right.ravel()).reshape(-1, 6)
         except np.linalg.LinAlgError:
             return steps, np.zeros_like(problem.points)
-    # The points follow from the poses, each for itself.
+    # The points follow from the poses, independently of each other.
     followed = np.zeros_like(off)
     for number in free:
         slope = by_pose[spans[number]].reshape(-1, 6)
@@ -244,7 +244,7 @@ def _solve(
 
 
 def _point_roots(problem: Problem, by_point: Matrix, damping: float) -> Matrix:
-    """(P, 6) l00 l10 l11 l20 l21 l22: Cholesky's factors of the points' damped 3x3 blocks."""
+    """Cholesky factors (P, 6) of the damped 3x3 blocks of the points: l00 l10 l11 l20 l21 l22."""
     up, down = by_point[:, 0].T, by_point[:, 1].T
     pairs = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2))
     values = [up[i] * up[j] + down[i] * down[j] for i, j in pairs]

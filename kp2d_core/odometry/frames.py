@@ -17,8 +17,8 @@ from kp2d_core.odometry.adjustment import Problem
 from kp2d_core.odometry.geometry import Bools, Ints, Matrix, transform
 from kp2d_core.odometry.pose import Sight
 
-FEWEST = 4096  # points that there is room for
-LEAST_SIGMA = 0.7  # px: calibration, shutter and old points have errors that no network knows of
+FEWEST = 4096  # initial capacity in points
+LEAST_SIGMA = 0.7  # px: the network does not know errors of calibration, shutter and map points
 COLUMNS = ('positions', 'descriptors', 'alive', 'born', 'expected', 'found', 'seen_before')
 
 
@@ -31,12 +31,12 @@ class Rig:
 
     @property
     def focal(self) -> float:
-        """Pixels a unit of x / z, of the first camera: what thresholds in pixels go by."""
+        """Pixels per unit of x / z of the first camera, to convert thresholds in pixels."""
         return float(self.cameras[0].matrix[0, 0])
 
     @cached_property
     def fields(self) -> list[tuple[Matrix, Matrix]]:
-        """Of each camera, the least and the greatest x / z, y / z of its image."""
+        """The smallest and largest x / z, y / z in the image of each camera."""
         return [field_of_view(camera) for camera in self.cameras]
 
     def rays(self, camera: int, points: Float) -> Matrix:
@@ -106,7 +106,7 @@ class Sights:
 
 
 def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int) -> Frame:
-    """Without a pose yet."""
+    """Make a frame without a pose."""
     kept, seen, late, camera = [], [], [], []
     for number, found in enumerate(features):
         bearings = rig.rays(number, found.keypoints)
@@ -136,7 +136,7 @@ def make_frame(rig: Rig, features: Sequence[Features], stamp: float, index: int)
 
 @dataclass
 class Map:
-    """Keyframes and points. A point that went is not `alive`, and `compact` fills its place."""
+    """Keyframes and points. Removed points are not `alive`; `compact` frees their memory."""
 
     rig: Rig
     number: int = 0
@@ -149,11 +149,11 @@ class Map:
     born: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # keyframe that made it
     expected: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # frames that should see
     found: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # frames that did
-    # Keyframes that saw it and were thinned out since.
+    # Number of keyframes that saw it and were removed by thinning.
     seen_before: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def add_points(self, positions: Matrix, descriptors: Float, keyframe: int) -> Ints:
-        """Their numbers."""
+        """Add points; return their numbers."""
         needed = self.count + len(positions)
         if needed > len(self.alive):
             self._grow(max(needed, 2 * len(self.alive), FEWEST), descriptors.shape[1])
@@ -172,7 +172,7 @@ class Map:
         self._resize(np.arange(self.count), size)
 
     def compact(self) -> None:
-        """Give the memory of dead points back. The others get new numbers."""
+        """Free the memory of dead points. The others get new numbers."""
         kept = np.flatnonzero(self.alive[: self.count])
         place = np.full(self.count, -1)
         place[kept] = np.arange(len(kept))
@@ -193,7 +193,7 @@ class Map:
             setattr(self, name, resized(getattr(self, name)))
 
     def drop_points(self, numbers: Ints) -> None:
-        """Forget points, and who saw them."""
+        """Remove points and their observations."""
         self.alive[numbers] = False
         points, owner = self.observations()
         for place in np.unique(owner[~self.alive[points]]):
@@ -201,7 +201,7 @@ class Map:
             frame.points[(frame.points >= 0) & ~self.alive[frame.points]] = -1
 
     def replace_points(self, old: Ints, new: Ints) -> None:
-        """Let what was seen as one point be seen as another, where that is not seen already."""
+        """Replace points by others in all frames that do not observe the others yet."""
         target = np.arange(self.count)
         target[old] = new
         points, owner = self.observations()
@@ -220,7 +220,7 @@ class Map:
         self.alive[old] = False
 
     def times_seen(self) -> Ints:
-        """(count,) by how many keyframes (and cameras) each point is seen."""
+        """Count the keyframes (and cameras) that observe each point: (count,)."""
         return np.bincount(self.observations()[0], minlength=self.count)
 
     def observations(self) -> tuple[Ints, Ints]:
@@ -233,18 +233,18 @@ class Map:
         return points[known], owner[known]
 
     def sight(self, frame: Frame | Sights, rows: Ints, points: Ints) -> Sight:
-        """Features `rows` of a frame as sights of `points` of the map."""
+        """Pair the features `rows` of a frame with `points` of the map."""
         return sight_of(self.rig, frame, rows, self.positions[points])
 
     def problem(self, frames: Sequence[Frame], fixed: Sequence[bool]) -> tuple[Problem, Ints]:
-        """The adjustment of these frames and all points that two of their features see.
+        """Set up the adjustment of these frames and of all points with two observations in them.
 
-        With it, the numbers of its points in the map.
+        Also return the numbers of its points in the map.
         """
         rows = [np.flatnonzero(frame.points >= 0) for frame in frames]
         seen_points = np.concatenate([f.points[r] for f, r in zip(frames, rows, strict=True)])
         times = np.bincount(seen_points, minlength=self.count)
-        # Points that only frames see which stay would stay too.
+        # Points that only fixed frames observe would not move.
         moving = np.zeros(self.count, bool)
         for frame, row, stays in zip(frames, rows, fixed, strict=True):
             if not stays:
@@ -280,9 +280,9 @@ def sight_of(rig: Rig, frame: Frame | Sights, rows: Ints, positions: Matrix) -> 
 
 
 def predicted(rig: Rig, camera: int, pose: Matrix, positions: Matrix) -> tuple[Matrix, Bools]:
-    """Where a camera of the rig should see points (N, 2), and which it should.
+    """Predict where a camera of the rig sees points (N, 2), and which of them it sees.
 
-    A little beyond the image too: where it ends in coordinates without distortion is not plain.
+    The limits are slightly wider than the image, whose border is curved without distortion.
     """
     eye = transform(rig.mounts[camera] @ pose, positions)
     depth = eye[:, 2]
@@ -295,7 +295,7 @@ def predicted(rig: Rig, camera: int, pose: Matrix, positions: Matrix) -> tuple[M
 
 
 def field_of_view(camera: Camera) -> tuple[Matrix, Matrix]:
-    """The least and the greatest x / z, y / z of a camera's image."""
+    """The smallest and largest x / z, y / z in the image of a camera."""
     width, height = camera.size
     xs, ys = np.linspace(0, width - 1, 9), np.linspace(0, height - 1, 9)
     rim = np.array(

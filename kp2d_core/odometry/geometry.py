@@ -59,7 +59,7 @@ def log_rotation(rotation: Matrix) -> Matrix:
 def quaternion(rotation: Matrix) -> Matrix:
     """x, y, z, w of a rotation matrix (3, 3), with w >= 0."""
     r = rotation
-    # The largest of the four is divided by, so that none is lost to rounding.
+    # Divide by the largest of the four, for the smallest rounding error.
     candidates = np.array(
         [
             [1 + r[0, 0] - r[1, 1] - r[2, 2], r[1, 0] + r[0, 1], r[0, 2] + r[2, 0],
@@ -81,7 +81,7 @@ def moved(poses: Matrix, steps: Matrix) -> Matrix:
     turn = exp_rotation(steps[:, 3:])
     result = poses.copy()
     product = turn @ poses[:, :3, :3]
-    # Products of products drift off the rotations, and `invert` doubles what they are off.
+    # Repeated products drift away from rotations, and `invert` doubles the error.
     square = product @ np.swapaxes(product, 1, 2)
     result[:, :3, :3] = 1.5 * product - 0.5 * square @ product
     result[:, :3, 3] = (turn @ poses[:, :3, 3, None])[:, :, 0] + steps[:, :3]
@@ -104,7 +104,7 @@ def project(pose: Matrix, points: Matrix) -> tuple[Matrix, Matrix]:
 def triangulate(first: Matrix, second: Matrix, a: Matrix, b: Matrix) -> Matrix:
     """Points (N, 3) of the world from where two cameras (4, 4, from the world) see them (N, 2).
 
-    Linear; a few steps of the adjustment afterwards make it exact.
+    The solution is linear; a few steps of the adjustment then make it accurate.
     """
     rows = np.stack(
         [
@@ -115,8 +115,8 @@ def triangulate(first: Matrix, second: Matrix, a: Matrix, b: Matrix) -> Matrix:
         ],
         axis=1,
     )
-    # Least squares of A[:, :3] X = -A[:, 3]: a third of the time of a singular value
-    # decomposition, and points at infinity come out far away all the same.
+    # Least squares of A[:, :3] X = -A[:, 3] take a third of the time of a singular value
+    # decomposition. Points at infinity still become far points.
     left, right = rows[:, :, :3], -rows[:, :, 3:]
     normal = left.transpose(0, 2, 1) @ left
     normal += 1e-12 * np.trace(normal, axis1=1, axis2=2)[:, None, None] * np.eye(3)

@@ -10,12 +10,12 @@ import numpy as np
 from kp2d_core.odometry.geometry import Matrix
 from kp2d_core.odometry.similarity import Similarity
 
-MOST = 300  # nodes that are solved for; of more, every second, third, ... and the others follow
+MOST = 300  # nodes in the equations; with more, every 2nd, 3rd, ... and the others follow
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Where one camera is as another sees it."""
+    """The relative pose of two cameras."""
 
     first: int
     second: int
@@ -26,9 +26,9 @@ class Edge:
 def relax(
     nodes: list[Similarity], edges: list[Edge], with_scale: bool = True, steps: int = 20
 ) -> list[Similarity]:
-    """Cameras from the world that fit all edges best, the first one held; nodes in order of time.
+    """Optimise the nodes (cameras from the world, in temporal order); the first one is fixed.
 
-    Consecutive nodes are tied to each other as they are; the edges come on top.
+    Consecutive nodes keep their relative poses as far as possible; the edges are added to that.
     """
     ends = {edge.first for edge in edges} | {edge.second for edge in edges}
     stride = max(1, -(-len(nodes) // MOST))
@@ -100,7 +100,7 @@ def _cost(nodes: list[Similarity], edges: list[Edge]) -> float:
 def _followers(
     nodes: list[Similarity], kept: list[int], solved: list[Similarity]
 ) -> list[Similarity]:
-    """Nodes between those that were solved for move as these did, more like the nearer one."""
+    """Move the nodes in between like their solved neighbours, weighted by distance."""
     result = []
     for number, node in enumerate(nodes):
         after = int(np.searchsorted(kept, number))

@@ -22,15 +22,15 @@ from kp2d_core.odometry.similarity import (
     from_pose,
 )
 
-CANDIDATES = 4  # keyframes that are looked at for each
-APART = 15  # keyframes between two that may be a loop
-SHARED = 5  # points that both see already: more, and there is no loop to close
-MIN_PAIRS = 20  # points of both that one similarity must bring together
-MIN_SHARE = 0.25  # of the pairs that look alike
-MIN_KNOWN = 0.12  # of the points that one of them sees
-MOST_DRIFT = 0.15  # of the way between them that they may be apart
-MOST_TURN = 40.0  # degrees that they may be turned against each other
-LIMIT = 6.0  # px that they may be off
+CANDIDATES = 4  # keyframes to check for each keyframe
+APART = 15  # keyframes between the two of a loop, at least
+SHARED = 5  # common points, at most: with more, the loop is already closed
+MIN_PAIRS = 20  # points that one similarity must align
+MIN_SHARE = 0.25  # of the similar pairs
+MIN_KNOWN = 0.12  # of the points that one of them observes
+MOST_DRIFT = 0.15  # largest distance, relative to the path between them
+MOST_TURN = 40.0  # degrees, largest rotation between them
+LIMIT = 6.0  # px, largest error of an aligned point
 STEPS = 12  # of the adjustment of everything
 
 
@@ -81,9 +81,9 @@ def _way(world: Map) -> dict[int, float]:
 
 
 def _believable(loop: Loop, way: dict[int, float]) -> bool:
-    """Return whether drift can explain the correction that the loop demands.
+    """Whether drift can explain the correction that the loop requires.
 
-    Two places may look the same, such as two doors of one kind.
+    Otherwise two places only look the same, such as two equal doors.
     """
     known = from_pose(loop.first.pose @ invert(loop.second.pose))
     said = loop.motion.inverse()
@@ -190,7 +190,7 @@ def adjust_all(world: Map, settings: Settings, steps: int = STEPS) -> float:
 def join_maps(
     first: Map, second: Map, loop: Loop, on_scale: Callable[[Frame, float], None]
 ) -> None:
-    """Put all of the second map into the first."""
+    """Merge the second map into the first."""
     # World of the second <- its camera <- the first's camera <- world of the first.
     there = from_pose(loop.second.pose).inverse() @ loop.motion @ from_pose(loop.first.pose)
     back = there.inverse()

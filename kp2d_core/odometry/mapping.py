@@ -20,11 +20,11 @@ from kp2d_core.odometry.search import find_points, match_epipolar
 from kp2d_core.odometry.settings import Settings
 from kp2d_core.odometry.start import triangulate_rig
 
-PARTNERS = 4  # keyframes that a new one makes points with
-SHARED = 15  # points that make two keyframes neighbours
-TRIED = 5  # keyframes after which a point must have been seen often enough
-RARELY = 0.25  # share of the frames that should see a point; seen in fewer, it goes
-ALIVE = 0.6  # share of the points below which the room of the dead ones is given back
+PARTNERS = 4  # keyframes to triangulate a new one with
+SHARED = 15  # common points of two neighbouring keyframes, at least
+TRIED = 5  # keyframes after which a rarely seen point is removed
+RARELY = 0.25  # a point seen in a smaller share of the expected frames is removed
+ALIVE = 0.6  # share of alive points below which memory is compacted
 
 
 def add_keyframe(world: Map, frame: Frame, settings: Settings) -> None:
@@ -121,7 +121,7 @@ def look_again(world: Map, other: Frame, frame: Frame, settings: Settings) -> No
     rows, numbers = rows[good], numbers[good]
     free = other.points[rows] < 0
     other.points[rows[free]] = numbers[free]
-    # One of two points that are one: the older has been adjusted more often.
+    # Keep the older of two equal points: it has been adjusted more often.
     old, new = other.points[rows[~free]], numbers[~free]
     keep, drop = np.minimum(old, new), np.maximum(old, new)
     once = np.unique(drop, return_index=True)[1]
@@ -157,8 +157,8 @@ def adjust_locally(world: Map, frame: Frame, settings: Settings) -> None:
     moving, held = [frame, *near[: settings.window - 1]], near[settings.window - 1 :]
     first = world.keyframes[0]
     if not held and len(moving) > 1:
-        # Something must hold place, turn and scale: the oldest two of the frames; of a rig, which
-        # has its scale, the oldest.
+        # The two oldest frames fix position, rotation and scale; a rig, which has a scale, needs
+        # only the oldest.
         moving.sort(key=lambda view: view.index)
         count = 1 if len(world.rig.cameras) > 1 else min(2, len(moving) - 1)
         held, moving = moving[:count], moving[count:]
@@ -177,7 +177,7 @@ def adjust_frames(
     problem, numbers = world.problem(frames, fixed)
     if not len(problem.frame):
         return 0.0
-    # What hardly anything ties to the others would go anywhere.
+    # Weakly connected frames would move anywhere.
     problem.fixed |= np.bincount(problem.frame, minlength=len(frames)) < SHARED
     cost = adjust(problem, steps, settings.robust)
     for frame, pose in zip(moving, problem.poses, strict=False):
@@ -199,14 +199,14 @@ def _drop_observations(frames: list[Frame], which: Ints, points: Ints) -> None:
 
 
 def _drop_single(world: Map, numbers: Ints) -> None:
-    """Points that fewer than two features see have no place."""
+    """Remove points with fewer than two observations: their position is undetermined."""
     few = world.times_seen()[numbers] < 2
     if few.any():
         world.drop_points(numbers[few])
 
 
 def forget(world: Map) -> None:
-    """Drop points that are seen too rarely once they were tried, and the room of dead ones."""
+    """Remove points that are seen too rarely, and free the memory of dead ones."""
     if len(world.keyframes) > TRIED:
         since = world.keyframes[-TRIED].index
         alive = np.flatnonzero(world.alive[: world.count])

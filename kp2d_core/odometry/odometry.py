@@ -25,10 +25,10 @@ from kp2d_core.odometry.thinning import inherited, thin_out
 from kp2d_core.odometry.tracking import Fit, relocalise, resettle, settle_placed, track
 from kp2d_core.threads import one_blas_thread
 
-MOST_PLACED = 100_000  # frames whose poses are kept: an hour; beyond, every second of old ones
+MOST_PLACED = 100_000  # kept poses, about an hour; beyond it, every second old one is removed
 
-# Frames between keyframes until their poses are settled: the points around have been adjusted by
-# then. About 20 kB each.
+# Frames between keyframes wait until the points around them have been adjusted; then their poses
+# are final. About 20 kB each.
 SETTLED_AFTER = 300
 
 
@@ -37,9 +37,9 @@ class State(str, Enum):
 
     STARTING = 'starting'  # no map yet: the camera has to move
     TRACKING = 'tracking'
-    LOST = 'lost'  # there is a map, but this frame has no place in it
-    RELOCALISED = 'relocalised'  # the first frame with a place in the map after a loss
-    NEW_MAP = 'new map'  # the first frame of a map; poses of two maps do not compare
+    LOST = 'lost'  # there is a map, but the pose in it is unknown
+    RELOCALISED = 'relocalised'  # the first frame with a pose after a loss
+    NEW_MAP = 'new map'  # the first frame of a map; poses of two maps cannot be compared
 
     def __str__(self) -> str:
         return self.value
@@ -52,9 +52,9 @@ class Estimate:
     stamp: float
     state: State
     pose: Matrix | None  # (4, 4) camera to world, x right, y down, z forward; None: not known
-    map_number: int  # poses of one map compare; of one camera, its scale is arbitrary
+    map_number: int  # poses of one map can be compared; with one camera the scale is arbitrary
     inliers: int = 0  # features that agree with the pose
-    matches: int = 0  # features that might have agreed
+    matches: int = 0  # features matched with map points
     reprojection: float = 0.0  # px, root mean square of the inliers
     keyframe: bool = False
 
@@ -130,7 +130,7 @@ class Odometry:
         return self._search(frame)
 
     def _checked(self, features: Features) -> Features:
-        """With float32 descriptors, as long as those of the map; ValueError if they are not."""
+        """Return features with float32 descriptors; raise ValueError if their length changed."""
         found = as_float32(features)
         if self._length not in (None, found.shape[1]):
             raise ValueError(
@@ -144,7 +144,7 @@ class Odometry:
     # Starting
 
     def _start(self, frame: Frame, otherwise: State) -> Estimate:
-        """A new map if this frame completes one."""
+        """Start a new map if this frame completes one."""
         world: Map | None
         if len(self.rig.cameras) > 1:
             world, frames = start_from_rig(self.rig, frame, self.settings), [frame]
@@ -182,7 +182,7 @@ class Odometry:
         )
 
     def _first_keyframes(self, frames: list[Frame]) -> list[Frame]:
-        """First, last, and every one that moved enough between."""
+        """Choose the first, the last, and every frame in between that moved enough."""
         chosen = [frames[0]]
         for frame in frames[1:-1]:
             if self._shift(chosen[-1], frame) > self.settings.keyframe_shift / 2:
@@ -192,7 +192,7 @@ class Odometry:
     # Going on
 
     def _go_on(self, frame: Frame, fit: Fit, state: State) -> Estimate:
-        """The frame has its place."""
+        """Continue with a frame whose pose is known."""
         world = self.world
         assert world is not None
         frame.pose = fit.pose
@@ -229,7 +229,7 @@ class Odometry:
         return frame.index - last.index >= settings.keyframe_interval and shift > 3
 
     def _shift(self, first: Frame, second: Frame) -> float:
-        """Px that the points which both see have moved, in the median."""
+        """Median motion in px of the points that both frames observe."""
         a, b = (np.where(view.camera == 0, view.points, -1) for view in (first, second))
         common, i, j = np.intersect1d(a, b, return_indices=True)
         i, j = i[common >= 0], j[common >= 0]
@@ -277,7 +277,7 @@ class Odometry:
     # After a loss
 
     def _search(self, frame: Frame) -> Estimate:
-        """Look for the frame in all maps; begin a new one if that takes too long."""
+        """Search for the frame in all maps; start a new map if that takes too long."""
         assert self.world is not None
         self._lost_for += 1
         own = frame.features.descriptors[frame.camera == 0]
@@ -324,7 +324,7 @@ class Odometry:
         """Join maps, close loops and adjust everything; `trajectory` is then final.
 
         Return the number of loops.
-        The odometry can go on afterwards; it then has to find its place first.
+        The odometry can continue afterwards, but has to relocalise first.
         """
         with one_blas_thread():
             return self._finish(loops)
@@ -353,7 +353,7 @@ class Odometry:
         return closed
 
     def _join_maps(self) -> None:
-        """Later maps into earlier ones, wherever they meet."""
+        """Merge later maps into earlier ones where they overlap."""
         for second in list(reversed(self.maps[1:])):
             for first in self.maps[: self.maps.index(second)]:
                 found = find_loops(first, second, self.settings, self._random)
@@ -373,7 +373,7 @@ class Odometry:
                 break
 
     def _rescaled(self, keyframe: Frame, scale: float) -> None:
-        """Frames beside a keyframe whose surroundings have become so many times as large."""
+        """Scale the frames placed relative to a keyframe by this factor."""
         for placed in self._beside.get(keyframe.index, ()):
             placed.pose = placed.pose.copy()
             placed.pose[:3, 3] *= scale
@@ -384,7 +384,7 @@ def _nearest(keyframes: list[Frame], frame: Frame) -> Frame:
 
 
 def _rescale(world: Map) -> None:
-    """Let the points of the first keyframe be at 1 in the median."""
+    """Scale the map so that the median depth of the first keyframe is 1."""
     depth = depth_of(world, world.keyframes[0], 50)
     if depth > 0:
         world.positions[: world.count] /= depth

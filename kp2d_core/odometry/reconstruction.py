@@ -16,11 +16,11 @@ from kp2d_core.features import Features
 from kp2d_core.files import atomic_write
 from kp2d_core.odometry.retrieval import Retrieval
 
-FEW = 60  # images of which every one is matched with every other
-ALIKE = 20  # images that each is matched with, where there are more: those most like it
-AFTER = 8  # images that each is matched with, of those that follow it, in a sequence
-LOOPS = 5  # images besides that look most like it
-ROOM = 1 << 20  # bytes; with less left, what was written may be cut short
+FEW = 60  # up to this many images, all pairs are matched
+ALIKE = 20  # with more images, each is matched with this many similar ones
+AFTER = 8  # in a sequence, each image is matched with this many following ones
+LOOPS = 5  # and with this many similar ones
+ROOM = 1 << 20  # bytes; with less free space, a file may be incomplete
 SHIPPED = ('cameras.bin', 'images.bin', 'points3D.bin')  # of a model; others may be beside them
 
 
@@ -83,7 +83,7 @@ def reconstruct(
     options.random_seed = seed
     options.min_model_size = 3
     if calibrated:
-        # Else it changes the focal length, by half even, and the model still looks plausible.
+        # Otherwise COLMAP changes the focal length by up to half; the model still looks plausible.
         options.ba_refine_focal_length = False
         options.ba_refine_extra_params = False
     level = pycolmap.logging.minloglevel

@@ -21,8 +21,8 @@ from kp2d_core.odometry.trajectory import Errors, errors
 
 Extract = Callable[[Image], Features]
 
-# What the classical methods need to do their best: a ratio test, which ours does without, and
-# points all over the image instead of where they are strongest.
+# Classical methods work best with a ratio test, which ours does not need, and with points spread
+# over the image.
 BASELINE_SETTINGS = {
     'sift': Settings(max_ratio=0.85, max_distance=0.9),
     'orb': Settings(max_ratio=0.95, max_distance=1.12),
@@ -48,7 +48,7 @@ class Run:
     stamps: Matrix  # (N,)
     states: list[State]
     maps: Ints  # (N,) of the final poses; -1: none
-    causal: Matrix  # (N, 4, 4) camera to world, as it was told when the frame came
+    causal: Matrix  # (N, 4, 4) camera to world, as estimated when the frame arrived
     causal_maps: Ints  # (N,)
     final: Matrix  # (N, 4, 4) after everything was adjusted
     points: Matrix  # (M, 3) of the largest map
@@ -78,7 +78,7 @@ class Score:
     causal: Errors
     true_scale: float  # of the final poses against the truth
     length: float  # m of the true path of the frames that were compared
-    worst: float  # m that the worst causal pose of any map is off; each map aligned by itself
+    worst: float  # m, largest error of a causal pose; each map is aligned separately
 
 
 def baseline_method(name: str, count: int) -> Method:

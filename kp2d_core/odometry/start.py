@@ -1,8 +1,8 @@
 """Initialise a map: from the first frames of a moving camera, or from one frame of a rig.
 
-Two views of a plane have two solutions that explain them equally well, and two views of a scene
-that is nearly a plane still have two that are hard to tell apart. So every solution is carried
-through all the frames that were seen so far, adjusted there, and judged by what is left.
+Two views of a plane have two equally good solutions, and two views of an almost planar scene have
+two that are hard to distinguish. Therefore every solution is extended to all frames so far,
+adjusted there, and judged by its remaining error.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ class Starter:
         self._tried = 0.0  # px that the points had moved when it was tried last
 
     def update(self, frame: Frame) -> list[Frame] | None:
-        """The frames of a start, with poses and points not yet; None while there is none.
-
-        The map is `world` then.
-        """
+        """Add a frame; return the frames of the new map (`world`) once it can be initialised."""
         if self.frames:
             self._matches.append(self._match(self.frames[0], frame))
         else:
@@ -88,7 +85,7 @@ class Starter:
         return match_all(first.features.descriptors, frame.features.descriptors, self.settings)
 
     def _restart(self) -> None:
-        """Go on from the middle of the frames there are."""
+        """Restart from the middle of the collected frames."""
         kept = self.frames[(len(self.frames) + 1) // 2 :]
         self.frames, self._matches, self._tried = [], [], 0.0
         for frame in kept:
@@ -105,7 +102,7 @@ class Starter:
         return np.unique(np.linspace(0, len(self.frames) - 1, count).round().astype(np.int64))
 
     def _solve(self) -> Hypothesis | None:
-        """The solution that is better than every other, if there is one."""
+        """Find the solution that is clearly better than all others, if any."""
         here, there = self._matches[-1]
         a, b = self.frames[0].seen[here], self.frames[-1].seen[there]
         motions = self._motions(a, b)
@@ -195,7 +192,7 @@ class Starter:
         return Hypothesis(problem.poses, problem.points, solution.rows, cost)
 
     def _clear(self, solutions: list[Hypothesis]) -> Hypothesis | None:
-        """The best of them, if every other is worse or the same."""
+        """Return the best solution, if every other one is worse or the same."""
         settings = self.settings
         best = min(solutions, key=lambda solution: solution.cost)
         for other in solutions:
@@ -249,7 +246,7 @@ class Starter:
 
 
 def start_from_rig(rig: Rig, frame: Frame, settings: Settings) -> Map | None:
-    """A map with its scale from one frame of two or more cameras; None if they agree on little."""
+    """Initialise a metric map from one frame of several cameras; None if too little agrees."""
     frame.pose = np.eye(4)
     world = Map(rig)
     if triangulate_rig(world, frame, settings) < settings.start_points:
@@ -258,7 +255,7 @@ def start_from_rig(rig: Rig, frame: Frame, settings: Settings) -> Map | None:
 
 
 def triangulate_rig(world: Map, frame: Frame, settings: Settings) -> int:
-    """New points of what two cameras of the rig see at once; how many."""
+    """Triangulate points that two cameras of the rig observe; return their number."""
     made = 0
     focal = world.rig.focal
     free = [

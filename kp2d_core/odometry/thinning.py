@@ -1,7 +1,7 @@
 """Drop redundant keyframes when there are too many.
 
-Not the oldest ones: a camera that returns needs those. A keyframe goes where others see its
-points as well, so that what is left covers all places alike, however long ago they were seen.
+The oldest keyframes are kept: a camera that returns needs them. A keyframe is dropped if others
+observe the same points. The remaining ones then cover all places evenly, old and new.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Heirs = dict[int, tuple[Frame, Frame]]  # by the number of one that went: it, an
 def thin_out(maps: list[Map], current: Map, most: int) -> Heirs:
     """Drop keyframes until all maps together have fewer than the most.
 
-    Each that goes has an heir, the next one before it, for what is placed beside it.
+    Frames placed relative to a dropped keyframe move to its heir, the previous keyframe.
     """
     heirs: Heirs = {}
     total = sum(len(world.keyframes) for world in maps)
@@ -39,7 +39,7 @@ def thin_out(maps: list[Map], current: Map, most: int) -> Heirs:
             total -= len(smallest.keyframes)
             _forget_map(smallest, heirs)
             continue
-        # Not two neighbours in one go: the second is worth more when the first has gone.
+        # Not two neighbours at once: the second is needed more when the first is gone.
         taken: set[tuple[int, int]] = set()
         for world, place in ranked[: max(1, len(ranked) // 3)]:
             if {(id(world), place - 1), (id(world), place + 1)} & taken:
@@ -56,7 +56,7 @@ def thin_out(maps: list[Map], current: Map, most: int) -> Heirs:
 
 
 def _ranked(maps: list[Map], current: Map) -> list[tuple[Map, int]]:
-    """Those that may go, the least needed first: map and place in it."""
+    """List the keyframes (map, position) that may be dropped, least needed first."""
     found: list[tuple[float, float, int, Map]] = []
     for world in maps:
         last = len(world.keyframes) - (RECENT if world is current else 1)
@@ -108,7 +108,7 @@ def _drop_unseen(world: Map) -> None:
 
 
 def _forget_map(world: Map, heirs: Heirs) -> None:
-    """Nothing is left of it but the pose of its first keyframe, for the frames beside it."""
+    """Remove a map except for the pose of its first keyframe, which placed frames refer to."""
     first = world.keyframes[0]
     for frame in world.keyframes[1:]:
         heirs[frame.index] = frame, first
@@ -121,7 +121,7 @@ def _forget_map(world: Map, heirs: Heirs) -> None:
 
 
 def inherited(pose: Matrix, frame: Frame, heirs: Heirs) -> tuple[Matrix, Frame]:
-    """A pose beside a keyframe as one beside the heir of it."""
+    """Convert a pose relative to a dropped keyframe to one relative to its heir."""
     while frame.index in heirs and heirs[frame.index][1] is not frame:
         heir = heirs[frame.index][1]
         pose = pose @ frame.pose @ invert(heir.pose)

@@ -21,7 +21,7 @@ class Fit:
     pose: Matrix  # (4, 4) from the world
     rows: Ints  # features that agree with it
     numbers: Ints  # the points of the map that they see
-    matches: int  # features that might have agreed
+    matches: int  # features matched with map points
     expected: Ints  # points that should be seen
     reprojection: float  # root mean square of the agreeing ones, in standard deviations
     predicted: bool = True  # whether it is near the prediction
@@ -84,7 +84,7 @@ def relocalise(
 def by_descriptors(
     world: Map, frame: Frame, other: Frame, settings: Settings, random: np.random.Generator
 ) -> Matrix | None:
-    """A rough pose by the points that another frame sees, wherever they are in the image."""
+    """Estimate a rough pose from the points of another frame, anywhere in the image."""
     known = np.flatnonzero((other.points >= 0) & (other.camera == 0))
     known = known[world.alive[other.points[known]]]
     own = np.flatnonzero(frame.camera == 0)
@@ -99,7 +99,7 @@ def by_descriptors(
 
 
 def settle(world: Map, frame: Frame, points: Ints, pose: Matrix, settings: Settings) -> Fit | None:
-    """The exact pose near a rough one, by all points there are; None if too few agree."""
+    """Refine a rough pose with all local points; None if too few agree."""
     rows, numbers = find_points(world, frame, points, pose, settings.narrow_radius, settings)
     sight = world.sight(frame, rows, numbers)
     pose = refine(sight, pose, threshold=settings.robust)
@@ -115,7 +115,7 @@ def settle(world: Map, frame: Frame, points: Ints, pose: Matrix, settings: Setti
 
 
 def resettle(world: Map, frame: Frame, fit: Fit, settings: Settings) -> Fit:
-    """The pose once more, of the same observations, where `seen` has changed a little."""
+    """Refine the pose again with the same observations after `seen` has changed slightly."""
     sight = world.sight(frame, fit.rows, fit.numbers)
     pose = refine(sight, fit.pose, threshold=settings.robust)
     off = distances(sight, pose)
