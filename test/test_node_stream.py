@@ -306,7 +306,7 @@ def test_camera_info_gives_rays(robot, images, keypoints, photograph, clock):
     assert len(told) == count  # once, not with every frame
     damaged = robot.count('damaged')
     singular = [100.0, 100.0, 0.0, 100.0, 100.0, 0.0, 0.0, 0.0, 1.0]
-    for k, reason in (([float('nan')] * 9, 'holds NaN'), (singular, 'no camera matrix')):
+    for k, reason in (([float('nan')] * 9, 'holds NaN'), (singular, 'not a camera matrix')):
         info.publish(CameraInfo(width=160, height=120, k=k))
         robot.wait(lambda said=reason: said in robot.status().message, 'a warning')
         assert 'calibrate the camera, or remap camera_info' in robot.status().message

@@ -219,7 +219,7 @@ def test_mistakes_get_one_clear_sentence(tmp_path, models):
         open_runtime(tmp_path / 'model.onnx', runtime='torch')
     with pytest.raises(ValueError, match='torch runs fp32 only, not fp16'):
         open_runtime(models['small'], runtime='torch', precision='fp16')
-    with pytest.raises(FileError, match='bare.int8.json beside it.*kp2d export .* --calibrate'):
+    with pytest.raises(FileError, match='bare.int8.json next to it.*kp2d export .* --calibrate'):
         open_runtime(tmp_path / 'bare.safetensors', precision='int8')
 
 

@@ -130,7 +130,7 @@ def test_a_resumed_run_needs_its_state_on_every_machine(data, tmp_path):
     )
     resume = ['train', '--data', str(data), '--quiet', '--resume', '--steps', '4']
     code, output = finish(launch(str(script), str(first), str(second), *resume))
-    assert code != 0 and 'on this machine: each machine of a resumed run needs a copy' in output
+    assert code != 0 and 'on this machine: copy it from the first machine' in output
     second.mkdir()
     (second / 'state.safetensors').write_bytes((first / 'state.safetensors').read_bytes())
     code, output = finish(launch(str(script), str(first), str(second), *resume))
