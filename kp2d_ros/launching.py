@@ -12,24 +12,24 @@ from launch_ros.actions import Node
 
 SHARE = Path(get_package_share_directory('kp2d_ros'))
 
-# Arguments that are parameters of the keypoint node; empty: as the parameter file has it.
+# Arguments that are parameters of the keypoint node; empty: keep the value of the parameter file.
 PARAMETERS = {
     'image_transport': ('image_transport', str, 'raw, compressed, or the name of a plugin'),
     'model': ('model', str, 'auto, small, v4, a .safetensors file or an exported model'),
-    'runtime': ('runtime', str, 'what runs the model: auto, openvino, onnxruntime, tensorrt, ...'),
+    'runtime': ('runtime', str, 'inference runtime: auto, openvino, onnxruntime, tensorrt, ...'),
     'precision': ('precision', ('auto', 'fp32', 'fp16', 'int8'), 'auto, fp32, fp16 or int8'),
-    'threads': ('threads', int, 'CPU threads of the runtime; 0: it decides'),
-    'size': ('working_size', int, 'resize images to this longer side, in pixels; 0: do not'),
+    'threads': ('threads', int, 'CPU threads; 0: the runtime decides'),
+    'size': ('working_size', int, 'longer side of resized images, in pixels; 0: do not resize'),
     'max_keypoints': ('max_keypoints', int, 'keep at most this many keypoints'),
     'managed': ('managed', bool, 'true: wait for lifecycle transitions'),
-    'use_sim_time': ('use_sim_time', bool, 'true: time is on /clock'),
+    'use_sim_time': ('use_sim_time', bool, 'true: take the time from /clock'),
 }
 
 
 def common_arguments() -> list[DeclareLaunchArgument]:
     return [
         DeclareLaunchArgument(
-            'namespace', default_value='kp2d', description='of the node and of what it publishes'
+            'namespace', default_value='kp2d', description='namespace of the node and its topics'
         ),
         DeclareLaunchArgument(
             'params_file',
@@ -43,7 +43,9 @@ def common_arguments() -> list[DeclareLaunchArgument]:
         DeclareLaunchArgument(
             'respawn', default_value='true', description='false: do not restart a node that died'
         ),
-        DeclareLaunchArgument('debug', default_value='false', description='true: log more'),
+        DeclareLaunchArgument(
+            'debug', default_value='false', description='true: log debug messages'
+        ),
     ]
 
 

@@ -1,6 +1,7 @@
 """The settings of the keypoint node: defaults, limits and descriptions.
 
-Without ROS: parameters.py turns them into ROS parameters, the pipeline uses them directly.
+This module does not need ROS. parameters.py turns the settings into ROS parameters. The pipeline
+uses them directly.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from kp2d_core.detector import MOST_SCALES, SCALE_RANGE, check_scales
 from kp2d_core.images import MINIMUM_SIDE, Size
 from kp2d_core.verification import VERIFICATIONS
 
-# When a setting may change: at any time, between two frames; before the node is configured, and
-# again after a cleanup; when the node starts.
+# When a setting may change. FRAME: at any time; it takes effect between two frames. CONFIGURE:
+# before the node is configured, and again after a cleanup. START: only when the node starts.
 FRAME, CONFIGURE, START = 'any time', 'configure', 'start'
 DESCRIPTOR_FORMATS = ('float32', 'float16', 'int8', 'none')
 
@@ -26,7 +27,7 @@ def check_transport(name: str) -> None:
 
 
 def check_cameras(names: Sequence[str]) -> None:
-    """Raise ValueError unless they are different names of topics."""
+    """Raise ValueError unless the names differ and are valid in topics."""
     single = [*names] == ['']
     valid = all(name.replace('_', '').isalnum() and name[0].isalpha() for name in names if name)
     if not (single or (1 <= len(names) <= 8 and all(names) and valid)) or len({*names}) < len(
@@ -36,7 +37,7 @@ def check_cameras(names: Sequence[str]) -> None:
 
 
 def parse_size(text: str) -> Size | None:
-    """'640x480' -> (640, 480); '' -> None; anything else is a ValueError."""
+    """Parse '640x480' to (640, 480) and '' to None; raise ValueError for anything else."""
     if not text:
         return None
     width, _, height = text.partition('x')
@@ -52,13 +53,13 @@ class Limits:
     description: str
     range: tuple[float, float] | None = None
     choices: tuple[str, ...] = ()
-    when: str = FRAME  # it may change
-    smallest: int = 0  # of the values above 0, which stands for 'off'
-    values: str = ''  # in words, where neither range nor choices tell
-    verify: Callable[[Any], object] | None = None  # raises a ValueError that says what is wrong
+    when: str = FRAME  # when it may change
+    smallest: int = 0  # smallest allowed value apart from 0, which means 'off'
+    values: str = ''  # allowed values in words, if neither range nor choices describe them
+    verify: Callable[[Any], object] | None = None  # raises a ValueError that names the problem
 
     def check(self, name: str, value: Any) -> str | None:
-        """Explain what is wrong with a value of the right type; None: nothing."""
+        """Describe what is wrong with a value of the right type; None if it is valid."""
         if self.choices and value not in self.choices:
             return f"{name} must be one of {', '.join(self.choices)}, got '{value}'"
         if isinstance(value, int) and 0 < value < self.smallest:
@@ -87,13 +88,13 @@ def fixed(default: Any, description: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings. One frame is processed with one Settings from start to end."""
+    """All settings. Each frame is processed with a single Settings object."""
 
     # The model.
     model: str = configured(
         'auto',
         'Model to run: the name of a shipped model, a .safetensors file or an exported model; '
-        'auto: small, on every machine.',
+        'auto: the model small, on every machine.',
     )
     runtime: str = configured(
         'auto', 'Inference runtime; `kp2d info` lists those of this machine. auto: the best one.'
@@ -107,9 +108,8 @@ class Settings:
     # The input.
     cameras: tuple[str, ...] = configured(
         ('',), 'Names of the cameras, such as [left, right]: each has its topics (left/image, '
-        'left/keypoints). The images of all cameras run as one batch, and keypoints that two '
-        'cameras see are matched. One empty name: a single camera, with the topics image, '
-        'keypoints.',
+        'left/keypoints). The images of all cameras run as one batch. Keypoints are matched '
+        'between cameras. One empty name: a single camera, with the topics image, keypoints.',
         values='1 to 8 names', verify=check_cameras,
     )  # fmt: skip
     sync_tolerance: float = setting(
@@ -117,13 +117,13 @@ class Settings:
         'many seconds.', range=(0.0, 1.0),
     )  # fmt: skip
     image_size: str = configured(
-        '', 'Image size to compile the model for when the node is configured, such as 640x480. '
-        'Empty: take the size from camera_info, or from the first image.',
+        '', 'Compile the model for this image size, such as 640x480, when the node is '
+        'configured. Empty: take the size from camera_info, or from the first image.',
         values='WxH, or none', verify=parse_size,
     )  # fmt: skip
     image_transport: str = configured(
-        'raw', 'Subscribe to image (raw) or image/compressed, or use the image_transport plugin '
-        'of this name, if image_transport_py is installed.',
+        'raw', 'raw: subscribe to image; compressed: subscribe to image/compressed; other names: '
+        'use the image_transport plugin of this name, if image_transport_py is installed.',
         values='raw, compressed, or the name of a plugin', verify=check_transport,
     )  # fmt: skip
     image_geometry: str = configured(
@@ -163,8 +163,9 @@ class Settings:
     )  # fmt: skip
     scales: tuple[float, ...] = setting(
         (1.0,), 'Detect at each of these multiples of the working size and keep the best '
-        'keypoints of all. One scale is fastest and enough from frame to frame; [1.0, 0.5] is '
-        'robust to changes of distance; [2.0, 1.0] is more precise. Write decimal points.',
+        'keypoints of all. One scale is fastest and suffices for successive frames; [1.0, 0.5] '
+        'is robust to changes of distance; [2.0, 1.0] is more precise. Write numbers with '
+        'decimal points.',
         verify=check_scales,
         values=f'1 to {MOST_SCALES} different numbers, {SCALE_RANGE[0]} to {SCALE_RANGE[1]}',
     )  # fmt: skip
@@ -197,12 +198,12 @@ class Settings:
         'image centre.', range=(0.01, 100.0),
     )  # fmt: skip
     refine_matches: bool = setting(
-        False, 'Move matched keypoints to where the image patches around them align with those '
-        'of the previous frame, to a tenth of a pixel or two; matches that do not align are '
-        'outliers. Costs about 10 ms for 500 matches.',
+        False, 'Refine matched keypoints to a tenth of a pixel or two: align the image patches '
+        'around them with those of the previous frame. Matches that do not align are outliers. '
+        'This costs about 10 ms for 500 matches.',
     )  # fmt: skip
     max_missed: int = setting(
-        2, 'End a track after it is missed in more than this many frames in a row. A track seen '
+        2, 'End a track if it is missed in more than this many successive frames. A track seen '
         'in only one frame ends the first time it is missed.', range=(0, 100),
     )  # fmt: skip
     max_gap: float = setting(
@@ -212,8 +213,8 @@ class Settings:
     # The overlay.
     overlay_tail: int = setting(
         10,
-        'Draw the trail of each track over this many past frames, or as far as an eighth of the '
-        'image.',
+        'Draw the trail of each track over this many past frames, but not longer than an eighth '
+        'of the image.',
         range=(0, 100),
     )
     jpeg_quality: int = setting(80, 'JPEG quality of debug_image/compressed.', range=(1, 100))
@@ -238,7 +239,7 @@ TABLE = {entry.name: entry for entry in entries()}
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """The settings with these values; unknown names are ignored."""
+    """Return the settings with these values; ignore unknown names."""
     known = {name: value for name, value in values.items() if name in TABLE}
     for name in known:
         if isinstance(TABLE[name].default, tuple):

@@ -1,7 +1,7 @@
 """Keypoints of one camera: ros2 launch kp2d_ros keypoints.launch.py image:=/camera/image_raw
 
-Several cameras: launch it once for each, with another namespace:=/front/kp2d. For a stereo pair
-there is stereo.launch.py.
+For several cameras, launch it once per camera, each with its own namespace, such as
+namespace:=/front/kp2d. For a stereo pair, use stereo.launch.py.
 """
 
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
@@ -15,14 +15,14 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         'image',
         default_value='camera/image_raw',
-        description='image topic; a relative name is looked for beside the namespace of the node',
+        description="image topic; a relative name starts at the parent of the node's namespace",
     ),
     DeclareLaunchArgument(
-        'camera_info', default_value='', description='its camera_info; empty: beside the image'
+        'camera_info', default_value='', description='camera_info topic; empty: next to the image'
     ),
     *kp2d.common_arguments(),
     DeclareLaunchArgument(
-        'camera', default_value='false', description='true: start the camera node, too'
+        'camera', default_value='false', description='true: also start the camera node'
     ),
     DeclareLaunchArgument(
         'source',
@@ -33,11 +33,13 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         'local',
         default_value='auto',
-        description='true: all is on this machine, use the Fast DDS profile for large images; '
-        'auto: if the camera node is started, too',
+        description='true: all nodes run on this machine, use the Fast DDS profile for large '
+        'images; auto: true if the camera node is started too',
     ),
     DeclareLaunchArgument(
-        'rviz', default_value='false', description='true: show overlay and keypoints in RViz'
+        'rviz',
+        default_value='false',
+        description='true: show the overlay and the keypoints in RViz',
     ),
 ]
 
@@ -47,7 +49,7 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
-    """Everything is checked before anything is started."""
+    """Check all arguments, then return the nodes to start."""
 
     def text(name: str) -> str:
         return LaunchConfiguration(name).perform(context)

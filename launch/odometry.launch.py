@@ -1,7 +1,8 @@
 """Pose, path and map of a camera: ros2 launch kp2d_ros odometry.launch.py image:=/camera/image_raw
 
-Starts the keypoint node and the odometry node. The scale is arbitrary with one camera: give
-camera_height:=1.2, its height above a flat ground in metres. With stereo:=true it is metric.
+This starts the keypoint node and the odometry node. With one camera, the scale is arbitrary unless
+you set its height above a flat ground in metres: camera_height:=1.2. With stereo:=true, poses are
+in metres.
 """
 
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
@@ -11,37 +12,37 @@ from launch_ros.actions import Node
 
 from kp2d_ros import launching as kp2d
 
-# Arguments that are parameters of the keypoint node; empty: as the parameter file has it.
+# Arguments that are parameters of the keypoint node; empty: keep the value of the parameter file.
 PARAMETERS = {
     'image_transport': ('image_transport', str, 'raw, compressed, or the name of a plugin'),
     'model': ('model', str, 'auto, small, v4, a .safetensors file or an exported model'),
-    'runtime': ('runtime', str, 'what runs the model: auto, openvino, onnxruntime, tensorrt, ...'),
-    'threads': ('threads', int, 'CPU threads of the runtime; 0: it decides'),
-    'size': ('working_size', int, 'resize images to this longer side, in pixels; 0: do not'),
+    'runtime': ('runtime', str, 'inference runtime: auto, openvino, onnxruntime, tensorrt, ...'),
+    'threads': ('threads', int, 'CPU threads; 0: the runtime decides'),
+    'size': ('working_size', int, 'longer side of resized images, in pixels; 0: do not resize'),
     'max_keypoints': ('max_keypoints', int, 'keep at most this many keypoints'),
 }
-# Arguments that are parameters of the odometry node; empty: its defaults.
+# Arguments that are parameters of the odometry node; empty: as above.
 ODOMETRY_PARAMETERS = {
-    'camera_height': ('camera_height', float, 'metres above a flat ground: gives the scale'),
-    'odom_frame': ('odom_frame', str, 'frame in which the poses are given'),
-    'base_frame': ('base_frame', str, 'frame whose poses are given'),
-    'tf': ('tf', ('none', 'odom', 'all'), 'what goes to /tf: none, odom or all'),
-    'save_folder': ('save_folder', str, 'where save_map writes'),
+    'camera_height': ('camera_height', float, 'metres above a flat ground; sets the scale'),
+    'odom_frame': ('odom_frame', str, 'reference frame of the published poses'),
+    'base_frame': ('base_frame', str, 'frame whose poses are published'),
+    'tf': ('tf', ('none', 'odom', 'all'), 'transforms on /tf: none, odom or all'),
+    'save_folder': ('save_folder', str, 'folder where save_map writes'),
 }
-# Of both nodes.
+# Arguments that are parameters of both nodes.
 BOTH = {
     'managed': ('managed', bool, 'true: wait for lifecycle transitions'),
-    'use_sim_time': ('use_sim_time', bool, 'true: time is on /clock'),
+    'use_sim_time': ('use_sim_time', bool, 'true: take the time from /clock'),
 }
 
 ARGUMENTS = [
     DeclareLaunchArgument(
         'image',
         default_value='camera/image_raw',
-        description='image topic; a relative name is looked for beside the namespace of the nodes',
+        description="image topic; a relative name starts at the parent of the nodes' namespace",
     ),
     DeclareLaunchArgument(
-        'camera_info', default_value='', description='its camera_info; empty: beside the image'
+        'camera_info', default_value='', description='camera_info topic; empty: next to the image'
     ),
     DeclareLaunchArgument(
         'stereo', default_value='false',
@@ -49,14 +50,14 @@ ARGUMENTS = [
     ),
     DeclareLaunchArgument(
         'left', default_value='left/image_rect',
-        description='image topic of the left camera; camera_info is beside it',
+        description='image topic of the left camera; camera_info is next to it',
     ),
     DeclareLaunchArgument(
         'right', default_value='right/image_rect',
-        description='image topic of the right camera; camera_info is beside it',
+        description='image topic of the right camera; camera_info is next to it',
     ),
     DeclareLaunchArgument(
-        'namespace', default_value='kp2d', description='of the nodes and of what they publish'
+        'namespace', default_value='kp2d', description='namespace of the nodes and topics'
     ),
     DeclareLaunchArgument(
         'params_file',
@@ -74,18 +75,19 @@ ARGUMENTS = [
     ),
     DeclareLaunchArgument(
         'vins_features', default_value='false',
-        description='true: publish feature_tracker/feature for VINS-Fusion, too',
+        description='true: also publish feature_tracker/feature for VINS-Fusion',
     ),
     DeclareLaunchArgument(
         'local',
         default_value='false',
-        description='true: all is on this machine, use the Fast DDS profile for large messages',
+        description='true: all nodes run on this machine, use the Fast DDS profile for large '
+        'messages',
     ),
     DeclareLaunchArgument(
         'respawn', default_value='true', description='false: do not restart a node that died'
     ),
     DeclareLaunchArgument(
-        'rviz', default_value='false', description='true: show path and map in RViz'
+        'rviz', default_value='false', description='true: show the path and the map in RViz'
     ),
 ]  # fmt: skip
 
@@ -95,7 +97,7 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
-    """Everything is checked before anything is started."""
+    """Check all arguments, then return the nodes to start."""
 
     def text(name: str) -> str:
         return LaunchConfiguration(name).perform(context)
@@ -149,7 +151,7 @@ def start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
 
 
 def mono_remappings(text, namespace: str) -> tuple[list, list]:
-    """Of the keypoint node, of the odometry node."""
+    """Return the remappings of the keypoint node and of the odometry node."""
     beside = kp2d.parent(namespace)
     image = kp2d.absolute(text('image'), beside)
     camera_info = kp2d.absolute(text('camera_info') or f'{kp2d.parent(image)}/camera_info', beside)
@@ -157,7 +159,7 @@ def mono_remappings(text, namespace: str) -> tuple[list, list]:
 
 
 def stereo_remappings(text, namespace: str) -> tuple[list, list]:
-    """Likewise. The left camera's keypoints are the odometry node's keypoints."""
+    """Likewise for a pair. The odometry node takes its keypoints from the left camera."""
     images, inputs = [], [('keypoints', 'left/keypoints')]
     for side, prefix in (('left', ''), ('right', 'right/')):
         image = kp2d.absolute(text(side), kp2d.parent(namespace))

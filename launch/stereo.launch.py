@@ -1,7 +1,7 @@
 """Keypoints of a stereo pair, in one node: ros2 launch kp2d_ros stereo.launch.py
 
-Images are paired by their stamps and go through the network together; what both cameras see is
-matched and published as points: kp2d/right/stereo_matches.
+Images are paired by their stamps, and the network processes each pair as one batch. Matches
+between the two cameras are published as points on kp2d/right/stereo_matches.
 """
 
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
@@ -14,11 +14,13 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         'left',
         default_value='left/image_raw',
-        description='image topic of the left camera; a relative name is looked for beside the '
-        'namespace of the node; camera_info is beside the image',
+        description='image topic of the left camera; a relative name starts at the parent of the '
+        "node's namespace; camera_info is next to the image",
     ),
     DeclareLaunchArgument(
-        'right', default_value='right/image_raw', description='likewise, of the right camera'
+        'right',
+        default_value='right/image_raw',
+        description='image topic of the right camera; names as for left',
     ),
     *kp2d.common_arguments(),
 ]

@@ -1,7 +1,7 @@
 """Bundle adjustment: Levenberg-Marquardt with the Schur complement over the points.
 
-It is written in NumPy with a few large products. A step of ten frames and a thousand points takes
-some milliseconds, which is as long as passing the data to another library would take.
+It is written in NumPy with a few large matrix products. A step with ten frames and a thousand
+points takes a few milliseconds. Passing the data to another library would take as long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kp2d_core.odometry.geometry import Bools, Ints, Matrix, moved
 
 CHUNK = 512  # points eliminated at once
 NEAREST = 1e-6  # depth below which a point counts as behind the camera
-DONE = 3e-4  # relative gain of the cost below which the steps end
+DONE = 3e-4  # stop when a step reduces the cost by less than this fraction
 LOOSE = 1e-6  # damping of a point along its ray, which is weakly constrained
 
 
@@ -23,24 +23,24 @@ LOOSE = 1e-6  # damping of a point along its ray, which is weakly constrained
 class Problem:
     """Frames and the points they observe. Observations are rows, sorted by frame."""
 
-    poses: Matrix  # (F, 4, 4) from the world
+    poses: Matrix  # (F, 4, 4) world to frame
     points: Matrix  # (P, 3)
-    frame: Ints  # (N,) of each observation, ascending
-    point: Ints  # (N,)
-    seen: Matrix  # (N, 2) x / z, y / z
-    weight: Matrix  # (N,) 1 / its standard deviation, in the same units
-    fixed: Bools  # (F,) frames that stay
+    frame: Ints  # (N,) frame of each observation, ascending
+    point: Ints  # (N,) point of each observation
+    seen: Matrix  # (N, 2) observed x / z, y / z
+    weight: Matrix  # (N,) 1 / standard deviation of `seen`
+    fixed: Bools  # (F,) frames whose pose is held fixed
     camera: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (N,), empty: all 0
-    rig: Matrix = field(default_factory=lambda: np.eye(4)[None])  # (C, 4, 4) from the frame
+    rig: Matrix = field(default_factory=lambda: np.eye(4)[None])  # (C, 4, 4) frame to camera
 
     def spans(self) -> list[slice]:
-        """The observations of each frame."""
+        """Return the slice of observations of each frame."""
         ends = np.searchsorted(self.frame, np.arange(len(self.poses) + 1))
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
 
 def residuals(problem: Problem, poses: Matrix, points: Matrix) -> Matrix:
-    """(N, 2) in standard deviations; infinite for points behind a camera."""
+    """Return residuals (N, 2) in standard deviations; infinite for points behind a camera."""
     _, eye = _in_cameras(problem, poses, points)
     with np.errstate(divide='ignore', invalid='ignore'):
         off = (eye[:, :2] / eye[:, 2:] - problem.seen) * problem.weight[:, None]
@@ -49,7 +49,7 @@ def residuals(problem: Problem, poses: Matrix, points: Matrix) -> Matrix:
 
 
 def _in_cameras(problem: Problem, poses: Matrix, points: Matrix) -> tuple[Matrix, Matrix]:
-    """(N, 3) each: the observed points in the frame, and in the camera of the rig."""
+    """Return the observed points (N, 3) in the frame, and in the camera of the rig."""
     body = points[problem.point]
     for pose, span in zip(poses, problem.spans(), strict=True):
         body[span] = body[span] @ pose[:3, :3].T + pose[:3, 3]
@@ -64,8 +64,8 @@ class Linear:
     """Weighted residuals and Jacobians at the current poses and points."""
 
     off: Matrix  # (N, 2)
-    by_pose: Matrix  # (N, 2, 6): translation, rotation
-    by_point: Matrix  # (N, 2, 3)
+    by_pose: Matrix  # (N, 2, 6) derivatives by translation and rotation
+    by_point: Matrix  # (N, 2, 3) derivatives by the point
 
 
 def linearize(problem: Problem, threshold: float) -> Linear:
@@ -96,13 +96,13 @@ def linearize(problem: Problem, threshold: float) -> Linear:
 
 
 def robust_weights(off: Matrix, threshold: float) -> Matrix:
-    """Cauchy weights of residuals (N, 2): 1 at 0, falling fast beyond the threshold."""
+    """Return Cauchy weights of residuals (N, 2): 1 at 0, falling fast beyond the threshold."""
     squared = off[:, 0] ** 2 + off[:, 1] ** 2
     return np.asarray(1 / (1 + np.minimum(squared, 1e12) / threshold**2))
 
 
 def robust_cost(off: Matrix, threshold: float) -> float:
-    """The cost that `robust_weights` minimise; a point behind the camera costs like a far one."""
+    """Return the cost that `robust_weights` minimise. A point behind the camera is an outlier."""
     squared = np.minimum(off[:, 0] ** 2 + off[:, 1] ** 2, 1e6)
     return float(threshold**2 * np.log1p(squared / threshold**2).sum())
 
@@ -139,16 +139,16 @@ def adjust(problem: Problem, steps: int = 10, threshold: float = 2.0) -> float:
 class Chunk:
     """Some points, and the frames that observe them."""
 
-    rows: Ints  # observations of theirs in frames that move
+    rows: Ints  # their observations in frames that are not fixed
     points: Ints
-    frames: Ints  # that move and see them
-    row_frame: Ints  # of each row, its place in `frames`
-    row_point: Ints  # of each row, its place in `points`
-    cameras: list[Ints]  # for each camera of the rig, which of the rows are its own
+    frames: Ints  # frames that observe them and are not fixed
+    row_frame: Ints  # index into `frames`, for each row
+    row_point: Ints  # index into `points`, for each row
+    cameras: list[Ints]  # rows of each camera of the rig
 
 
 def _chunks(problem: Problem) -> list[Chunk]:
-    """Split the points. Neighbours in the list are of similar age, so few frames see them."""
+    """Split the points into chunks. Adjacent points have a similar age, so few frames see them."""
     moving = np.flatnonzero(~problem.fixed[problem.frame])
     order = moving[np.argsort(problem.point[moving], kind='stable')]
     sorted_points = problem.point[order]
@@ -170,9 +170,11 @@ def _chunks(problem: Problem) -> list[Chunk]:
 
 
 def unexplained(problem: Problem, slope: Matrix, threshold: float) -> tuple[Matrix, Matrix]:
-    """(N, 2) each, weighted: the residuals, and how they change with something else.
+    """Return the weighted residuals (N, 2) and their derivative (N, 2) by another parameter.
 
-    slope  (N, 2) of `seen` by that. What poses and points can follow of it does not count.
+    The derivative excludes the part that a change of poses and points can compensate.
+
+    slope  (N, 2) derivative of `seen` by that parameter
     """
     linear = linearize(problem, threshold)
     off = residuals(problem, problem.poses, problem.points)
@@ -195,7 +197,7 @@ def _step(
 def _solve(
     problem: Problem, linear: Linear, chunks: list[Chunk], damping: float
 ) -> tuple[Matrix, Matrix]:
-    """One damped Gauss-Newton step: (F, 6) of the poses and (P, 3) of the points."""
+    """Compute a damped Gauss-Newton step: (F, 6) for the poses and (P, 3) for the points."""
     by_pose, by_point, off = linear.by_pose, linear.by_point, linear.off
     free = np.flatnonzero(~problem.fixed)
     place = np.full(len(problem.poses), -1)
@@ -219,7 +221,7 @@ def _solve(
         mixed = tilted[:, 0, :, None] * slope[:, 0, None, :]
         mixed += tilted[:, 1, :, None] * slope[:, 1, None, :]  # (n, 3, 6)
         wide = np.zeros((len(chunk.points), len(chunk.frames), 3, 6))
-        for own in chunk.cameras:  # each sees a point once, their frame as often as they are
+        for own in chunk.cameras:  # a camera observes a point once, a frame once per camera
             wide[chunk.row_point[own], chunk.row_frame[own]] += mixed[own]
         flat = wide.transpose(0, 2, 1, 3).reshape(-1, 6 * len(chunk.frames))
         product = (flat.T @ flat).reshape(len(chunk.frames), 6, len(chunk.frames), 6)
@@ -234,7 +236,7 @@ def _solve(
             steps[free] = np.linalg.solve(matrix.reshape(size, size), right.ravel()).reshape(-1, 6)
         except np.linalg.LinAlgError:
             return steps, np.zeros_like(problem.points)
-    # The points follow from the poses, independently of each other.
+    # Given the step of the poses, each point is solved independently.
     followed = np.zeros_like(off)
     for number in free:
         slope = by_pose[spans[number]].reshape(-1, 6)
@@ -244,7 +246,7 @@ def _solve(
 
 
 def _point_roots(problem: Problem, by_point: Matrix, damping: float) -> Matrix:
-    """Cholesky factors (P, 6) of the damped 3x3 blocks of the points: l00 l10 l11 l20 l21 l22."""
+    """Return Cholesky factors (P, 6) of the damped 3x3 point blocks: l00 l10 l11 l20 l21 l22."""
     up, down = by_point[:, 0].T, by_point[:, 1].T
     pairs = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2))
     values = [up[i] * up[j] + down[i] * down[j] for i, j in pairs]
@@ -262,7 +264,7 @@ def _point_roots(problem: Problem, by_point: Matrix, damping: float) -> Matrix:
 
 
 def _forward(root: Matrix, rows: Matrix) -> Matrix:
-    """L^-1 of each of the rows (N, k, 3)."""
+    """Multiply each of the rows (N, k, 3) by L^-1."""
     l00, l10, l11, l20, l21, l22 = root.T[:, :, None]
     x = rows[:, :, 0] / l00
     y = (rows[:, :, 1] - l10 * x) / l11
@@ -271,7 +273,7 @@ def _forward(root: Matrix, rows: Matrix) -> Matrix:
 
 
 def _backward(root: Matrix, rows: Matrix) -> Matrix:
-    """L^-T of rows (N, 3)."""
+    """Multiply the rows (N, 3) by L^-T."""
     l00, l10, l11, l20, l21, l22 = root.T
     z = rows[:, 2] / l22
     y = (rows[:, 1] - l21 * z) / l11
@@ -280,11 +282,11 @@ def _backward(root: Matrix, rows: Matrix) -> Matrix:
 
 
 def _pulls(problem: Problem, by_point: Matrix, off: Matrix) -> Matrix:
-    """(P, 3) slopes of the cost by the points."""
+    """Return the gradient (P, 3) of the cost by the points."""
     values = [by_point[:, 0, i] * off[:, 0] + by_point[:, 1, i] * off[:, 1] for i in range(3)]
     return _sums(problem.point, values, len(problem.points))
 
 
 def _sums(index: Ints, values: list[Matrix], count: int) -> Matrix:
-    """(count, k) sums of k columns (N,) by index."""
+    """Sum k columns (N,) by index; return (count, k)."""
     return np.stack([np.bincount(index, column, count) for column in values], axis=1)

@@ -1,8 +1,9 @@
-"""Rolling shutter: estimate the readout time of the sensor, and undo what it does.
+"""Rolling shutter: estimate the readout time of the sensor and correct its effect.
 
-Most cheap cameras expose one row after another, each from another pose while the camera moves. At
-30 degrees a second and 30 ms of readout, 8 px lie between the first row and the last. At 0.5 m a
-second, it is as much for what is 1 m away. A pose explains that as a motion that never was.
+Most cheap cameras expose one row after another. While the camera moves, each row sees the scene
+from a different pose. At 30 degrees per second and a readout time of 30 ms, the first and the last
+row differ by 8 px. At 0.5 m per second, points at a distance of 1 m are shifted by as much.
+Without a correction, the pose estimate turns this into a motion that did not happen.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ from kp2d_core.odometry.adjustment import unexplained
 from kp2d_core.odometry.frames import Frame, Map, Rig, Sights
 from kp2d_core.odometry.geometry import Matrix, invert, log_rotation, project
 
-LONGEST_STEP = 0.25  # s between two frames that still tell how fast the camera turned
-MEMORY = 0.5  # share of what was learned that is left after a keyframe
-VIEWS, FEWEST_VIEWS = 10, 4  # keyframes to learn from
-SOON, SELDOM = 30, 5  # learn from each of the first keyframes, later from every fifth
+LONGEST_STEP = 0.25  # s; no velocity is computed if two frames are further apart
+MEMORY = 0.5  # weight of earlier estimates after each update
+VIEWS, FEWEST_VIEWS = 10, 4  # keyframes to estimate from: at most, at least
+SOON, SELDOM = 30, 5  # estimate at each of the first 30 keyframes, then at every fifth
 SMALLEST = 0.004  # s; a shorter readout is not worth correcting
-CERTAIN = 6.0  # standard deviations that the readout must be away from zero
-GAIN = 1.5  # what fits the readout so far was chosen, what does not was dropped: go further
-CHANGE = 0.001  # s by which the estimate must change before keyframes are corrected again
-LEAP = 4.0  # times the speed before and after is no motion but a jump to another place
-ROBUST = 2.0  # standard deviations from which on an observation counts less
+CERTAIN = 6.0  # a significant readout time exceeds this many standard deviations
+# Outlier rejection prefers observations that fit the current readout time. This biases the
+# estimate towards it, so go further than the estimate says.
+GAIN = 1.5
+CHANGE = 0.001  # s; correct the keyframes again if the estimate changes by more
+LEAP = 4.0  # a speed this many times that before and after is a jump, not a motion
+ROBUST = 2.0  # residuals beyond this many standard deviations have less weight
 
 
 def twist_between(first: Matrix, second: Matrix, seconds: float) -> Matrix | None:
-    """How points pass a camera between two poses from the world; None: unknown.
+    """Return the velocity of the scene relative to the camera between two poses; None: unknown.
 
-    (6,) a second, against the motion: translation in units of the map, rotation in rad.
+    The poses are world to camera. The result (6,) is opposite to the motion of the camera:
+    translation in units of the map per second, rotation in rad per second.
     """
     if not 0 < seconds <= LONGEST_STEP:
         return None
@@ -39,12 +43,12 @@ def twist_between(first: Matrix, second: Matrix, seconds: float) -> Matrix | Non
 
 
 def straighten(world: Map, view: Frame | Sights, pose: Matrix, readout: float) -> None:
-    """Set `seen` to what the camera would have seen with all rows exposed with the middle one."""
+    """Set `seen` to the observations of a camera that exposes all rows with the middle row."""
     view.seen = view.raw + readout * _drift(world.rig, view, _nearness(world, view, pose))
 
 
 def _nearness(world: Map, view: Frame | Sights, pose: Matrix) -> Matrix:
-    """(N,) 1 / depth of what the features see; the median of the others where it is not known."""
+    """Return 1 / depth (N,) of the features; where it is unknown, the median of the others."""
     near = np.zeros(len(view.raw))
     rows = np.flatnonzero(view.points >= 0)
     depth = project(pose, world.positions[view.points[rows]])[1]
@@ -57,7 +61,7 @@ def _nearness(world: Map, view: Frame | Sights, pose: Matrix) -> Matrix:
 
 
 def _drift(rig: Rig, view: Frame | Sights, near: Matrix) -> Matrix:
-    """(N, 2) by which `seen` changes for each second of readout."""
+    """Return the change (N, 2) of `seen` per second of readout time."""
     shift, spin = (np.broadcast_to(part, (len(view.raw), 3)) for part in np.split(view.twist, 2))
     if len(rig.cameras) > 1:
         mount = rig.mounts[view.camera]
@@ -72,7 +76,7 @@ def _drift(rig: Rig, view: Frame | Sights, near: Matrix) -> Matrix:
 
 
 def twists_of(stamps: Matrix, poses: Matrix) -> list[Matrix]:
-    """The twist at each of the poses, by those before and after it."""
+    """Return the twist at each pose, computed from the poses before and after it."""
     from_world = invert(poses)
     rates = [
         twist_between(first, second, seconds)
@@ -87,7 +91,7 @@ def twists_of(stamps: Matrix, poses: Matrix) -> list[Matrix]:
 
 
 def _without_leaps(rates: list[Matrix | None]) -> list[Matrix | None]:
-    """None in place of those that are much larger than the ones before and after."""
+    """Replace twists that are much larger than those before and after with None."""
     sizes = np.zeros((len(rates) + 2, 2))  # translation, rotation
     for size, rate in zip(sizes[1:-1], rates, strict=True):
         if rate is not None:
@@ -98,27 +102,27 @@ def _without_leaps(rates: list[Matrix | None]) -> list[Matrix | None]:
 
 
 class Shutter:
-    """Learns the readout time from the frames of one camera, or of the cameras of a rig."""
+    """Estimates the readout time from the frames of one camera or of a rig."""
 
     def __init__(self, readout: float | None = None) -> None:
-        """With a readout time in seconds, nothing is learned; 0: a global shutter."""
+        """A given readout time in seconds is not estimated; 0 is a global shutter."""
         self.readout = readout or 0.0
         self._known = readout is not None
         self._rate: Matrix | None = None  # rad/s, between the last two frames
         self._information, self._pull = 0.0, 0.0
-        self._keyframes = 0  # so far
+        self._keyframes = 0  # number of keyframes so far
 
     def expect(self, world: Map, frame: Frame, last: Frame) -> None:
-        """Before the pose of a frame is known: it moves as the last one did."""
+        """Predict the twist before the pose is known: the frame moves like the last one."""
         frame.twist = last.twist.copy()
         if self.readout:
             near = np.full(len(frame), np.median(_nearness(world, last, last.pose)))
             frame.seen = frame.raw + self.readout * _drift(world.rig, frame, near)
 
     def follow(self, world: Map, last: Frame, frame: Frame, predicted: bool) -> bool:
-        """Take up the pose and the points of a frame; return whether its `seen` has changed.
+        """Update the twist from the pose of a frame; return whether its `seen` has changed.
 
-        predicted  False: it is elsewhere than expected, so that nobody knows how it moves
+        predicted  False: the pose differs from the prediction, so the motion is unknown
         """
         rate = twist_between(last.pose, frame.pose, frame.stamp - last.stamp)
         rate = rate if predicted else None
@@ -139,7 +143,7 @@ class Shutter:
         self._rate = None
 
     def update(self, world: Map) -> None:
-        """After a new keyframe: learn, and correct the keyframes if that changes the readout."""
+        """Estimate after a new keyframe; correct all keyframes if the readout time changes."""
         self._keyframes += 1
         if self._known or (self._keyframes > SOON and self._keyframes % SELDOM):
             return
@@ -155,7 +159,7 @@ class Shutter:
                 straighten(world, frame, frame.pose, self.readout)
 
     def correct(self, world: Map, stamps: Matrix, poses: Matrix) -> None:
-        """Correct all frames of a map by its poses (N, 4, 4), camera to world."""
+        """Correct all frames of a map with the poses (N, 4, 4), camera to world."""
         twists = dict(zip(stamps.tolist(), twists_of(stamps, poses), strict=True))
         for frame in world.keyframes:
             frame.twist = twists.get(frame.stamp, frame.twist)
@@ -164,10 +168,10 @@ class Shutter:
             sights.twist = twists.get(sights.placed.stamp, sights.twist)
 
     def _learn(self, world: Map) -> None:
-        """What the residuals of the last keyframes say of the readout, wherever they may be.
+        """Update the estimate from the residuals of the last keyframes.
 
-        Poses and points hide most of what the shutter does: what they can explain, after a step
-        of the adjustment towards it, does not count.
+        Poses and points absorb most of the effect of the shutter. Only the part that an adjustment
+        step cannot absorb counts.
         """
         frames = world.keyframes[-VIEWS:]
         if len(frames) < FEWEST_VIEWS:

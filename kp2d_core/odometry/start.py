@@ -1,8 +1,8 @@
 """Initialise a map: from the first frames of a moving camera, or from one frame of a rig.
 
-Two views of a plane have two equally good solutions, and two views of an almost planar scene have
-two that are hard to distinguish. Therefore every solution is extended to all frames so far,
-adjusted there, and judged by its remaining error.
+Two views of a plane have two equally good solutions. In an almost planar scene, the two solutions
+are hard to distinguish. Therefore every solution is extended to more of the collected frames,
+adjusted there, and compared by its remaining error.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from kp2d_core.odometry.pose import refine
 from kp2d_core.odometry.search import match_all, match_epipolar
 from kp2d_core.odometry.settings import Settings
 
-HYPOTHESES = 5  # that are carried on
-JUDGES = 10  # frames at most that they are judged by, spread over those there are
-ENOUGH = 300  # points that they are judged by
-FAR = 20.0  # times the median depth is where a point is put that a solution has no place for
-FURTHER = 1.25  # times as far must the points have moved before it is tried again
-SAME_TURN, SAME_WAY = 1.0, 12.0  # degrees within which two solutions are one
+HYPOTHESES = 5  # solutions to compare, at most
+JUDGES = 10  # frames to compare them on, at most; spread evenly over the collected frames
+ENOUGH = 300  # points to compare them with, at most
+FAR = 20.0  # depth of a point that a solution cannot triangulate, in median depths
+FURTHER = 1.25  # try again once the points have moved this many times as far as at the last try
+# Two solutions are the same if rotation and direction differ by less than this, in degrees.
+SAME_TURN, SAME_WAY = 1.0, 12.0
 
 
 @dataclass
 class Hypothesis:
-    """A solution: where the judging frames are, and the points of the first one's features."""
+    """A solution: poses of the judging frames, and 3D points of features of the first frame."""
 
-    poses: Matrix  # (J, 4, 4) from the world, the first is the identity
+    poses: Matrix  # (J, 4, 4) world to camera; the first is the identity
     points: Matrix  # (P, 3)
-    rows: Ints  # (P,) features of the first frame
-    cost: float = np.inf  # of an observation, in the mean
+    rows: Ints  # (P,) indices of the features in the first frame
+    cost: float = np.inf  # mean cost per observation
 
 
 class Starter:
@@ -53,7 +54,7 @@ class Starter:
         self.rig, self.settings, self.random = rig, settings, random
         self.frames: list[Frame] = []
         self._matches: list[tuple[Ints, Ints]] = []  # rows of the first frame, rows of this one
-        self._tried = 0.0  # px that the points had moved when it was tried last
+        self._tried = 0.0  # image motion at the last try, px
 
     def update(self, frame: Frame) -> list[Frame] | None:
         """Add a frame; return the frames of the new map (`world`) once it can be initialised."""
@@ -97,12 +98,12 @@ class Starter:
             self.frames.append(frame)
 
     def _judges(self) -> Ints:
-        """The frames that hypotheses are judged by: first, last, and some between."""
+        """Return the frames to compare hypotheses on: the first, the last, and some between."""
         count = min(JUDGES, len(self.frames))
         return np.unique(np.linspace(0, len(self.frames) - 1, count).round().astype(np.int64))
 
     def _solve(self) -> Hypothesis | None:
-        """Find the solution that is clearly better than all others, if any."""
+        """Return the solution that is clearly better than all others; None if there is none."""
         here, there = self._matches[-1]
         a, b = self.frames[0].seen[here], self.frames[-1].seen[there]
         motions = self._motions(a, b)
@@ -116,7 +117,7 @@ class Starter:
         if not candidates or candidates[0][0] < settings.start_points:
             return None
         candidates = [c for c in candidates[:HYPOTHESES] if c[0] >= 0.5 * candidates[0][0]]
-        # All are judged by the same points: each alone would choose those that suit it.
+        # Compare all solutions with the same points: each fits its own inliers best.
         common = np.any([good for _, _, _, good in candidates], axis=0)
         solutions = []
         for _, motion, points, good in candidates:
@@ -128,14 +129,14 @@ class Starter:
         best = self._clear([judged for judged, _ in solutions])
         if best is None:
             return None
-        # All points of the solution that is taken, from where its judged ones came to be.
+        # Adjust the best solution again with all its points, from the poses found so far.
         whole = next(whole for judged, whole in solutions if judged is best)
         scale = np.linalg.norm(best.poses[-1][:3, 3]) / np.linalg.norm(whole.poses[-1][:3, 3])
         start = Hypothesis(best.poses[[0, -1]], whole.points * scale, whole.rows)
         return self._checked(self._carried(start))
 
     def _motions(self, a: Matrix, b: Matrix) -> list[Matrix]:
-        """Of the last frame from the first: by essential matrix and by homography."""
+        """Estimate motions from the first frame to the last: essential matrix and homography."""
         order = self.random.permutation(len(a))
         a, b = a[order], b[order]
         unit = 1 / self.rig.focal
@@ -160,7 +161,7 @@ class Starter:
         return found
 
     def _carried(self, solution: Hypothesis) -> Hypothesis:
-        """The solution in all judging frames, adjusted."""
+        """Extend a solution to all judging frames and adjust it."""
         chosen, robust = self._judges(), self.settings.robust
         first, last = solution.poses
         poses = [first]
@@ -192,7 +193,7 @@ class Starter:
         return Hypothesis(problem.poses, problem.points, solution.rows, cost)
 
     def _clear(self, solutions: list[Hypothesis]) -> Hypothesis | None:
-        """Return the best solution, if every other one is worse or the same."""
+        """Return the best solution if all others are clearly worse, or the same motion."""
         settings = self.settings
         best = min(solutions, key=lambda solution: solution.cost)
         for other in solutions:
@@ -201,7 +202,7 @@ class Starter:
         return best
 
     def _checked(self, best: Hypothesis) -> Hypothesis | None:
-        """The solution without its bad points, if enough are left and seen from two sides."""
+        """Remove bad points; return None if too few are left or their parallax is too small."""
         settings = self.settings
         here, there = self._matches[-1]
         place = np.full(len(self.frames[0]), -1)
@@ -217,7 +218,7 @@ class Starter:
         return Hypothesis(best.poses, best.points[good], best.rows[good], best.cost)
 
     def _make_map(self, best: Hypothesis) -> list[Frame]:
-        """The world with the judging frames as keyframes; the other frames with poses too."""
+        """Create the map and its points; set the poses and the observations of all frames."""
         frames, chosen = self.frames, self._judges()
         scale = float(np.median(best.points[:, 2]))
         positions = best.points / scale
@@ -246,7 +247,7 @@ class Starter:
 
 
 def start_from_rig(rig: Rig, frame: Frame, settings: Settings) -> Map | None:
-    """Initialise a metric map from one frame of several cameras; None if too little agrees."""
+    """Initialise a metric map from one frame of several cameras; None if it has too few points."""
     frame.pose = np.eye(4)
     world = Map(rig)
     if triangulate_rig(world, frame, settings) < settings.start_points:

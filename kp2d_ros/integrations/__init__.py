@@ -1,1 +1,1 @@
-"""Our features in the messages of other SLAM systems."""
+"""Publish our features in the messages of other SLAM systems."""

@@ -1,6 +1,6 @@
-"""Features in the bytes of RTAB-Map: its compressed matrices, keypoints and 3D points.
+"""Convert features to the formats of RTAB-Map: compressed matrices, keypoints and 3D points.
 
-Without rtabmap_msgs: what is packed here are its fields.
+This module computes the fields of the messages. It does not need rtabmap_msgs.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from numpy.typing import NDArray
 
 from kp2d_core.features import Features, Float
 
-CV_32F = 5  # OpenCV's number of float32 with one channel
+CV_32F = 5  # OpenCV's type number for float32 with one channel
 TRAILER = struct.Struct('<iii')  # rows, columns, type
-SIZE = 8.0  # of a keypoint, pixels: what RTAB-Map itself gives those of its Python detector
+SIZE = 8.0  # of a keypoint, pixels; RTAB-Map uses the same size for its Python detector
 MOST_BYTES = 1 << 28
 
 
 def pack_matrix(rows: Float) -> bytes:
-    """A float32 matrix (N, D) as RTAB-Map compresses it: zlib, then rows, columns, type."""
+    """Compress a float32 matrix (N, D) as RTAB-Map does: zlib, then rows, columns, type."""
     matrix = np.ascontiguousarray(rows, '<f4')
     if matrix.ndim != 2:
-        raise ValueError(f'a matrix has rows and columns, got the shape {matrix.shape}')
+        raise ValueError(f'a matrix must have two dimensions, got the shape {matrix.shape}')
     if not matrix.size:
         return b''
     return zlib.compress(matrix.tobytes(), 1) + TRAILER.pack(*matrix.shape, CV_32F)
 
 
 def unpack_matrix(data: bytes) -> Float:
-    """The inverse; ValueError if it is no such matrix."""
+    """Undo pack_matrix; raise ValueError if the data is not such a matrix."""
     if not data:
         return np.empty((0, 0), np.float32)
     if len(data) <= TRAILER.size:
         raise ValueError('the matrix is too short')
     rows, columns, kind = TRAILER.unpack(data[-TRAILER.size :])
     if kind != CV_32F or rows < 0 or columns < 0 or 4 * rows * columns > MOST_BYTES:
-        raise ValueError(f'{rows} x {columns} of type {kind} is no matrix of float32')
+        raise ValueError(f'{rows} x {columns} of type {kind} is not a float32 matrix')
     try:
         body = zlib.decompressobj().decompress(data[: -TRAILER.size], 4 * rows * columns + 1)
     except zlib.error as error:
@@ -51,11 +51,11 @@ def unpack_matrix(data: bytes) -> Float:
 def points_in_depth(
     pixels: Float, rays: Float, depth: NDArray[Any], farthest: float = 0.0
 ) -> Float:
-    """(N, 3) of keypoints in the camera's frame, by a depth image of the same pixels.
+    """Return points (N, 3) of keypoints in the camera's frame, from a registered depth image.
 
     depth     float32 in m, or uint16 in mm
     farthest  m; 0: no limit
-    NaN where the depth is not known, as RTAB-Map has it.
+    Points without a known depth are NaN, as in RTAB-Map.
     """
     height, width = depth.shape
     x = np.rint(pixels[:, 0]).astype(np.intp)
@@ -71,7 +71,7 @@ def points_in_depth(
 
 
 def key_point_fields(features: Features) -> list[dict[str, Any]]:
-    """The fields of rtabmap_msgs/KeyPoint; octave and angle say nothing."""
+    """Return the fields of rtabmap_msgs/KeyPoint; octave and angle are not used."""
     return [
         {
             'pt': (x, y), 'size': SIZE / scale, 'angle': -1.0, 'response': score,

@@ -1,4 +1,7 @@
-"""RGB-D images with our features for RTAB-Map: image, depth and keypoints in; rgbd_image out."""
+"""Publish RGB-D images with our features for RTAB-Map.
+
+Input: image, depth, camera_info and keypoints. Output: rgbd_image.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +24,32 @@ from kp2d_ros.integrations.rtabmap import key_point_fields, pack_matrix, points_
 from kp2d_ros.messages import keypoints_from_cloud
 from kp2d_ros.process import run_node
 
-WAITING = 10  # moments that are not complete yet
+WAITING = 10  # stamps to keep until all their messages arrive
 PARTS = ('keypoints', 'rgb', 'depth')
 
 
 def depth_image(message: Any) -> np.ndarray[Any, Any]:
-    """A depth image as it is: 32FC1 in m, 16UC1 in mm. A view of the message's bytes."""
+    """Return the unconverted depth image: 32FC1 in m, 16UC1 in mm."""
     kinds = {'32FC1': 'f4', '16UC1': 'u2', 'mono16': 'u2'}
     if message.encoding not in kinds:
         raise ValueError(f"depth must be 32FC1 or 16UC1, not '{message.encoding}'")
     kind = np.dtype(('>' if message.is_bigendian else '<') + kinds[message.encoding])
     needed = message.step * message.height
     if message.step < message.width * kind.itemsize or len(message.data) < needed:
-        raise ValueError('the depth image has fewer bytes than its size needs')
+        raise ValueError('the depth image has too few bytes for its size')
     rows = np.frombuffer(message.data, np.uint8, needed).reshape(message.height, message.step)
     whole = np.ascontiguousarray(rows[:, : message.width * kind.itemsize])
     return whole.view(kind).astype(kind.newbyteorder('='), copy=False)
 
 
 class Moments:
-    """Messages of one stamp, until all of them are there."""
+    """Collects messages with the same stamp until all of them have arrived."""
 
     def __init__(self) -> None:
         self._moments: OrderedDict[tuple[int, int], dict[str, Any]] = OrderedDict()
 
     def add(self, part: str, message: Any) -> dict[str, Any] | None:
-        """All parts of a stamp, once the last of them has come."""
+        """Add a message; return all messages of its stamp once they are complete."""
         key = message.header.stamp.sec, message.header.stamp.nanosec
         moment = self._moments.setdefault(key, {})
         moment[part] = message
@@ -60,13 +63,13 @@ class Moments:
 def rgbd_image(
     kinds: Any, keypoints: Any, rgb: Any, depth: Any, info: Any, farthest: float
 ) -> Any:
-    """A rtabmap_msgs/RGBDImage; `kinds` is the module rtabmap_msgs.msg."""
+    """Create an rtabmap_msgs/RGBDImage; `kinds` is the module rtabmap_msgs.msg."""
     found = keypoints_from_cloud(keypoints)
     pixels = depth_image(depth)
     if pixels.shape != (rgb.height, rgb.width):
         raise ValueError(
             f'depth has {depth.width}x{depth.height} pixels, the image {rgb.width}x{rgb.height}: '
-            'it must be registered to it'
+            'the depth image must be registered to the image'
         )
     points = points_in_depth(found.features.keypoints, found.rays, pixels, farthest)
     message = kinds.RGBDImage()
@@ -92,16 +95,16 @@ class RtabmapNode(Node):
         self, name: str = 'rtabmap_node', *, namespace: str = 'kp2d', **options: Any
     ) -> None:
         super().__init__(name, namespace=namespace, **options)
-        self.finished = Future()  # never
+        self.finished = Future()  # never completes
         try:
-            kinds = import_module('rtabmap_msgs.msg')  # no dependency: who wants it has it
+            kinds = import_module('rtabmap_msgs.msg')  # optional: not a dependency
         except ImportError:
             raise ValueError(
                 'rtabmap_node needs rtabmap_msgs: apt install ros-$ROS_DISTRO-rtabmap-msgs'
             ) from None
         self._kinds = kinds
         descriptor = ParameterDescriptor(
-            description='Metres beyond which depth is not used; 0: no limit.',
+            description='Ignore depth beyond this many metres; 0: no limit.',
             floating_point_range=[FloatingPointRange(from_value=0.0, to_value=1000.0)],
             read_only=True,
         )

@@ -1,4 +1,4 @@
-"""Tracks for VINS-Fusion: keypoints in; feature_tracker/feature out."""
+"""Publish tracks for VINS-Fusion. Input: keypoints. Output: feature_tracker/feature."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from kp2d_ros.messages import Keypoints, keypoints_from_cloud
 from kp2d_ros.outputs import NO_TRACK
 from kp2d_ros.process import run_node
 
-TOPIC = '/feature_tracker/feature'  # where VINS-Fusion listens
-# VINS-Fusion takes 6 and looks at 9 if there are more than 5; the last three are a true position,
-# where one is known.
+TOPIC = '/feature_tracker/feature'  # VINS-Fusion subscribes to it
+# VINS-Fusion uses the first 6 channels. If there are more than 5, it reads 9. The last three are
+# the ground-truth position, if one is known.
 CHANNELS = ('id', 'camera', 'u', 'v', 'velocity_x', 'velocity_y', 'x', 'y', 'z')
-IDS = 2**24  # that a float32 tells apart
-LONGEST_GAP = 1.0  # seconds between two frames beyond which there are no velocities
+IDS = 2**24  # float32 represents all smaller ids exactly
+LONGEST_GAP = 1.0  # seconds; velocities are 0 if two frames are further apart
 
 Rows = NDArray[np.float32]
 
 
 class Velocities:
-    """How fast each track moves in the plane at z = 1, by where it was before."""
+    """Computes the velocity of each track in the plane z = 1 from its previous position."""
 
     def __init__(self) -> None:
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
@@ -42,7 +42,7 @@ class Velocities:
     def update(
         self, ids: NDArray[np.int64], rays: NDArray[np.float64], stamp: float
     ) -> NDArray[np.float64]:
-        """(N, 2) a second; 0 for a track that was not seen before."""
+        """Return velocities (N, 2) per second; 0 for a track not seen in the previous frame."""
         result = np.zeros((len(ids), 2))
         seconds = stamp - self._stamp
         if 0 < seconds < LONGEST_GAP:
@@ -55,7 +55,7 @@ class Velocities:
 def feature_rows(
     keypoints: Keypoints, velocities: Velocities, stamp: float, min_age: int, camera: int = 0
 ) -> tuple[Rows, Rows]:
-    """Points (N, 3) and channels (9, N) of tracks that were seen in so many frames before."""
+    """Return points (N, 3) and channels (9, N) of tracks seen in `min_age` earlier frames."""
     sound = (keypoints.track_ids != NO_TRACK) & np.isfinite(keypoints.rays).all(axis=1)
     ids = keypoints.track_ids[sound].astype(np.int64)
     rays = keypoints.rays[sound].astype(np.float64)
@@ -86,9 +86,9 @@ class VinsNode(Node):
         self, name: str = 'vins_node', *, namespace: str = 'kp2d', **options: Any
     ) -> None:
         super().__init__(name, namespace=namespace, **options)
-        self.finished = Future()  # never
+        self.finished = Future()  # never completes
         descriptor = ParameterDescriptor(
-            description='Send tracks that were seen in at least this many frames before.',
+            description='Publish tracks that were seen in at least this many earlier frames.',
             integer_range=[IntegerRange(from_value=0, to_value=1000, step=1)],
             read_only=True,
         )
@@ -98,7 +98,8 @@ class VinsNode(Node):
         self._features = self.create_publisher(PointCloud, TOPIC, qos)
         self.create_subscription(PointCloud2, 'keypoints', self._arrived, qos)
         self.get_logger().info(
-            f'from {self.resolve_topic_name("keypoints")} to {self.resolve_topic_name(TOPIC)}'
+            f'publishing tracks from {self.resolve_topic_name("keypoints")} '
+            f'to {self.resolve_topic_name(TOPIC)}'
         )
 
     def _arrived(self, cloud: PointCloud2) -> None:

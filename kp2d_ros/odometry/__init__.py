@@ -1,1 +1,1 @@
-"""The odometry node: from keypoints to the pose of the robot, its path and a map."""
+"""The odometry node: estimates the pose of the robot, its path and a map from keypoints."""

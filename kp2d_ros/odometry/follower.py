@@ -1,7 +1,7 @@
 """Estimate poses of the robot's base from the keypoints of successive frames.
 
-This adds to the odometry of kp2d_core: choosing the calibration, resetting, the scale, and the
-place of each map in the odometry frame.
+This module adds four things to the odometry of kp2d_core. It chooses the calibration, resets when
+the input changes, sets the scale, and places each map in the odometry frame.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kp2d_ros.odometry.ground import GroundScale
 from kp2d_ros.odometry.poses import Anchor, Twist, anchored, mounting, twist
 from kp2d_ros.odometry.settings import OdometrySettings
 
-SAME_RAY = 0.5  # pixels: how far rays of one calibration may be apart
-TWIST_GAP = 1.0  # seconds between two poses beyond which there is no velocity
+SAME_RAY = 0.5  # pixels; largest median difference between rays of the same calibration
+TWIST_GAP = 1.0  # seconds; no velocity is computed if two poses are further apart
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Step:
 
     stamp: int  # nanoseconds
     estimate: Estimate
-    base: Matrix | None  # (4, 4) in the odometry frame; None: not known
+    base: Matrix | None  # (4, 4) in the odometry frame; None: unknown
     twist: Twist | None
-    way: float  # that the base has come since the start, m
+    way: float  # length of the path of the base since the start, m
     scale_known: bool
 
 
@@ -50,7 +50,7 @@ class Follower:
         self._lock = threading.Lock()
         self.resets: Counter[str] = Counter()
         self._odometry: Odometry | None = None
-        self._length = 0  # of its descriptors
+        self._length = 0  # of the descriptors
         self._forget()
 
     def _forget(self) -> None:
@@ -58,7 +58,7 @@ class Follower:
         self._starts: dict[int, tuple[Matrix, Matrix]] = {}  # camera in the map, base in odom
         self._grounds: dict[int, GroundScale] = {}
         self._scales: dict[int, float] = {}  # of maps whose scale is known
-        self._base = np.eye(4)  # the last one known
+        self._base = np.eye(4)  # last known pose of the base
         self._last: int | None = None  # stamp of the last frame
         self._placed: int | None = None  # stamp of the last frame with a pose
         self._way = 0.0
@@ -66,7 +66,7 @@ class Follower:
         self._path_version = getattr(self, '_path_version', -1) + 1
 
     def reset(self, why: str) -> None:
-        """Forget everything; the next frame is the first one."""
+        """Delete map and path; the next frame becomes the first one."""
         with self._lock:
             self._reset(why)
 
@@ -81,7 +81,7 @@ class Follower:
     def update(self, keypoints: list[Keypoints], infos: list[Any], stamp: int) -> Step | None:
         """Process the keypoints of one camera, or of left and right; None for a repeated stamp.
 
-        ValueError if keypoints and calibration do not fit.
+        Raises ValueError if the keypoints do not fit the calibration.
         """
         parts, cameras = [], []
         for found, info in zip(keypoints, infos, strict=True):
@@ -101,7 +101,7 @@ class Follower:
             self._last = stamp
             given = parts if len(parts) > 1 else parts[0]
             estimate = self._odometry.update(given, stamp * 1e-9)
-            # Of frames long gone nobody asks; the map itself is bounded by max_keyframes.
+            # Bound the memory: old frames are not needed. max_keyframes bounds the map itself.
             placed = self._odometry.placed
             del placed[: max(0, len(placed) - 20 * self._settings.path_length)]
             return self._step(estimate, stamp)
@@ -131,7 +131,7 @@ class Follower:
         if pose is None:
             return Step(stamp, estimate, None, None, self._way, number in self._scales)
         if number not in self._anchors:
-            # A map begins where the base was last, so that the odometry frame does not jump.
+            # Place a new map at the last pose of the base, so that the pose does not jump.
             first = pose if self._anchors else self._first_pose(number, pose)
             self._starts[number] = first, self._base
             self._place_map(number, self._first_scale(number))
@@ -154,7 +154,7 @@ class Follower:
         self._anchors[number] = anchored(first, base, self._mount, scale)
 
     def _first_pose(self, number: int, otherwise: Matrix) -> Matrix:
-        """Return the pose of the first frame of a map: it precedes the completing frame."""
+        """Return the pose of the first frame of a map. It precedes the frame that completed it."""
         assert self._odometry is not None
         _, poses = self._odometry.trajectory(number)
         return np.asarray(poses[0]) if len(poses) else otherwise
@@ -173,9 +173,9 @@ class Follower:
         return self._scales.get(number, 1.0)
 
     def _look_at_ground(self, estimate: Estimate) -> bool:
-        """Estimate the scale from the ground; return whether it has become known just now.
+        """Estimate the scale from the ground; return True if this frame made it known.
 
-        A known scale stays fixed for the map: the odometry frame must not jump again.
+        The scale of a map is then fixed, because the pose must not jump again.
         """
         number = estimate.map_number
         ground = self._grounds.get(number)
@@ -184,7 +184,7 @@ class Follower:
         assert self._odometry is not None and estimate.pose is not None
         points = self._odometry.points()
         about = points - estimate.pose[:3, 3]
-        # In the axes of the base, about the camera.
+        # Rotate to the axes of the base; the origin is the camera.
         upright = self._mount[:3, :3] @ estimate.pose[:3, :3].T
         ground.add(about @ upright.T)
         if ground.scale is None:
@@ -197,7 +197,7 @@ class Follower:
 
     @property
     def scale(self) -> str:
-        """The scale in words, for people."""
+        """The scale in words, for the diagnostics."""
         if self._settings.stereo:
             return 'metres, by the stereo baseline'
         if self._settings.scale:
@@ -208,16 +208,16 @@ class Follower:
             known = self._odometry is not None and self._odometry.world is not None
             number = self._odometry.world.number if known else -1  # type: ignore[union-attr]
             if number in self._scales:
-                return f'metres, by the camera height: {self._scales[number]:.4g} a unit'
+                return f'metres, by the camera height: {self._scales[number]:.4g} per unit'
             ground = self._grounds.get(number)
         return f'not known yet: {ground.estimates if ground else 0} views of the ground'
 
-    # What there is
+    # Results
 
     def path(self, version: int, known: int) -> tuple[int, list[int], Matrix]:
-        """Return the version of the path, and stamps and poses (N, 4, 4) of the base to append.
+        """Return the version of the path, and the stamps and base poses (N, 4, 4) to append.
 
-        If the version differs from the one given, earlier poses changed and all are returned.
+        A new version means that earlier poses changed. In that case, all poses are returned.
         """
         with self._lock:
             new = self._path[known if version == self._path_version else 0 :]
@@ -243,7 +243,7 @@ class Follower:
         return self._anchors.get(self._odometry.world.number)
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write the current map and its trajectory; ValueError if there is none."""
+        """Write the current map and its trajectory; raise ValueError if there is no map."""
         with self._lock:
             anchor = self._anchor()
             if anchor is None or self._odometry is None:
@@ -258,9 +258,9 @@ class Follower:
 
 
 def fitting_camera(keypoints: Keypoints, info: Any) -> Camera:
-    """Find the calibration that the keypoints' rays agree with: of raw or of rectified images.
+    """Find the calibration that fits the rays of the keypoints: for raw or for rectified images.
 
-    ValueError if it is neither.
+    Raises ValueError if neither fits.
     """
     candidates = [camera_from_info(info, rectified) for rectified in (False, True)]
     if candidates[0] is None:
@@ -276,19 +276,19 @@ def fitting_camera(keypoints: Keypoints, info: Any) -> Camera:
             if not len(off) or np.median(off) < SAME_RAY:
                 return each
     raise ValueError(
-        'the rays of the keypoints are not those of camera_info: does the keypoint node hear the '
-        'same camera_info?'
+        'the rays of the keypoints are not those of camera_info: check that the keypoint node '
+        'receives the same camera_info'
     )
 
 
 def stereo_baseline(right: Any, given: float) -> float:
-    """Return the baseline in metres: `given`, or else from P of the right camera."""
+    """Return the baseline in metres: `given`, or the one in P of the right camera if it is 0."""
     if given:
         return given
     focal, shift = float(right.p[0]), float(right.p[3])
     if focal <= 0 or shift >= 0:
         raise ValueError(
-            'P of right/camera_info has no baseline: give stereo_baseline, or calibrate the pair'
+            'P of right/camera_info has no baseline: set stereo_baseline, or calibrate the pair'
         )
     return -shift / focal
 

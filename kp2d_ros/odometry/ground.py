@@ -7,18 +7,19 @@ from numpy.typing import NDArray
 
 from kp2d_core.geometry import Matrix
 
-TILT = np.deg2rad(15)  # of the ground, as the base has it, at most
+TILT = np.deg2rad(15)  # largest tilt of the ground in the frame of the base
 HYPOTHESES = 300
-OFF = 0.04  # of the height: how far a point of the ground may be off the plane
-FEWEST = 15  # points of a plane
-SHARE = 0.1  # of the points below the camera that must lie on it
-BENEATH = 0.1  # of the points below the camera that may lie deeper than the ground
-AGREEING = 9  # estimates that make a scale
-SPREAD = 0.1  # of their median, in which the middle half of them must lie; a camera bobs
+OFF = 0.04  # largest distance of an inlier from the plane, as a fraction of the height
+FEWEST = 15  # a plane needs at least this many inliers
+SHARE = 0.1  # at least this fraction of the points below the camera must be inliers
+BENEATH = 0.1  # at most this fraction of the points below the camera may lie below the plane
+AGREEING = 9  # the scale needs at least this many estimates
+# Largest interquartile range of the estimates, relative to their median. The camera may bob.
+SPREAD = 0.1
 
 
 def ground_height(points: Matrix, random: np.random.Generator) -> float | None:
-    """Fit the ground plane and return its distance below the origin; None if there is none.
+    """Fit the ground plane and return its distance below the origin; None if it finds no plane.
 
     points  (N, 3) relative to the camera, z up, in any unit
     """
@@ -26,7 +27,7 @@ def ground_height(points: Matrix, random: np.random.Generator) -> float | None:
     below = points[points[:, 2] < 0]
     if len(below) < FEWEST:
         return None
-    # What is far away is measured badly, and need not be the same ground.
+    # Far points are inaccurate, and may lie on another ground.
     distance = np.linalg.norm(below, axis=1)
     below = below[distance < 3 * np.median(distance)]
     if len(below) < FEWEST:
@@ -45,7 +46,7 @@ def ground_height(points: Matrix, random: np.random.Generator) -> float | None:
 
 
 def _planes(points: Matrix, random: np.random.Generator) -> tuple[Matrix, Matrix]:
-    """Sample planes: normals (H, 3), upward, and heights (H,) of the origin above them."""
+    """Sample planes: upward normals (H, 3), and heights (H,) of the origin above the planes."""
     three = points[random.integers(len(points), size=(HYPOTHESES, 3))]
     normals = np.cross(three[:, 1] - three[:, 0], three[:, 2] - three[:, 0])
     lengths = np.linalg.norm(normals, axis=1)
@@ -85,7 +86,7 @@ class GroundScale:
 
     @property
     def scale(self) -> float | None:
-        """Metres per unit of the map; None: not known yet."""
+        """Metres per unit of the map; None: still unknown."""
         if len(self._heights) < AGREEING:
             return None
         heights: NDArray[np.float64] = np.array(self._heights)

@@ -40,7 +40,7 @@ from kp2d_ros.odometry.worker import FollowerThread, Job
 from kp2d_ros.process import run_node
 from kp2d_ros.stereo import Pairing
 
-SIDES = ('', 'right/')  # of the topics; the second with stereo only
+SIDES = ('', 'right/')  # prefixes of the topics; the second only with stereo
 
 
 class OdometryNode(PatientLifecycleNode):
@@ -60,17 +60,17 @@ class OdometryNode(PatientLifecycleNode):
         self._subscriptions_: list[Any] = []
         self._infos: dict[int, CameraInfo] = {}  # by side
         self._health = OdometryHealth(topic=self.resolve_topic_name('keypoints'))
-        self._since: dict[str, float] = {}  # what -> time.monotonic()
+        self._since: dict[str, float] = {}  # event -> time.monotonic()
         self._finished_at: deque[float] = deque(maxlen=60)
         self._took: deque[float] = deque(maxlen=60)
         self._map_due = 0.0
-        self._untold: int | None = None  # stamp of a frame that path and map do not show yet
+        self._untold: int | None = None  # stamp of the last frame, until path and map show it
         self._scale_known = False
 
         self.create_service(Trigger, '~/reset', self._reset)
         self.create_service(Trigger, '~/save_map', self._save_map)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
-        steady = Clock(clock_type=ClockType.STEADY_TIME)  # sim time may stand still
+        steady = Clock(clock_type=ClockType.STEADY_TIME)  # sim time may stop
         period = self._settings.diagnostics_period
         self._report_timer = self.create_timer(period, self._report, clock=steady)
         if not self._settings.managed:
@@ -128,7 +128,7 @@ class OdometryNode(PatientLifecycleNode):
         return super().on_shutdown(state)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Return to unconfigured after a transition threw."""
+        """Return to unconfigured after a transition raised an error."""
         self._stop()
         self._free()
         return SUCCESS
@@ -158,12 +158,13 @@ class OdometryNode(PatientLifecycleNode):
         self._health.last = None
         self._infos.clear()
 
-    # In
+    # Input
 
     def _subscribe(self) -> None:
         settings = self._settings
         reliable = QoSProfile(depth=settings.queue_size, reliability=ReliabilityPolicy.RELIABLE)
-        # Volatile hears every publisher, latched what some have said before.
+        # A volatile subscription receives from every publisher. A latched one also receives
+        # what a latched publisher sent earlier.
         volatile = QoSProfile(
             depth=1,
             reliability=ReliabilityPolicy.BEST_EFFORT,
@@ -207,14 +208,14 @@ class OdometryNode(PatientLifecycleNode):
         infos = [self._infos.get(number) for number in range(len(clouds))]
         if any(info is None for info in infos):
             self._count('damaged')
-            self._problem('damaged', 'keypoints came, but no camera_info yet')
+            self._problem('damaged', 'keypoints arrived, but no camera_info yet')
             return
         dropped = self._thread.submit(Job(clouds, infos, now))
         if dropped:
             self._health.overflow += dropped
             self.get_logger().warning(SLOW, throttle_duration_sec=QUIET)
 
-    # In the thread
+    # Processing, in the thread
 
     def _work(self, job: Job) -> None:
         follower, outputs = self._follower, self._outputs
@@ -233,13 +234,13 @@ class OdometryNode(PatientLifecycleNode):
         self._untold = step.stamp
         if now >= self._map_due:
             self._publish_map()
-        self._since['keypoints'] = now  # while there is work, they are not missed
+        self._since['keypoints'] = now  # no warning of missing keypoints while frames are queued
         self._took.append(now - began)
         self._finished_at.append(now)
         self._tell(step, now)
 
     def _publish_map(self) -> None:
-        """Publish path and map as of the last frame."""
+        """Publish path and map of the last frame."""
         follower, outputs, stamp = self._follower, self._outputs, self._untold
         if follower is None or outputs is None or stamp is None:
             return
@@ -248,7 +249,7 @@ class OdometryNode(PatientLifecycleNode):
         outputs.publish_map(follower, stamp, self._settings.map_radius)
 
     def _tell(self, step: Step, now: float) -> None:
-        """Log each change of state once, and when the scale becomes known."""
+        """Log each change of state once. Also log when the scale becomes known."""
         estimate, before = step.estimate, self._health.last
         self._health.last = estimate
         placed = estimate.pose is not None
@@ -283,7 +284,7 @@ class OdometryNode(PatientLifecycleNode):
         self._health.frames[kind] += number
 
     def _problem(self, kind: str, sentence: str) -> None:
-        if not self.context.ok():  # the end of the process caught the thread at its work
+        if not self.context.ok():  # an error during shutdown is not worth a report
             return
         self._health.problem = self._health.last_problem = sentence.splitlines()[0]
         self._health.failed = kind == 'failed'
@@ -292,7 +293,7 @@ class OdometryNode(PatientLifecycleNode):
         else:
             self.get_logger().warning(f'frame refused: {sentence}', throttle_duration_sec=QUIET)
 
-    # Asked for
+    # Diagnostics, parameters, services
 
     def _report(self) -> None:
         health, now = self._health, time.monotonic()
@@ -319,7 +320,7 @@ class OdometryNode(PatientLifecycleNode):
         message.header.stamp = self.get_clock().now().to_msg()
         message.status = [status(self.get_fully_qualified_name().lstrip('/'), health)]
         self._diagnostics.publish(message)
-        if health.active and now >= self._map_due:  # no frame has come since
+        if health.active and now >= self._map_due:  # no frame has arrived since it was due
             self._publish_map()
         health.problem, health.failed, health.overflow = '', False, 0
 
@@ -341,7 +342,7 @@ class OdometryNode(PatientLifecycleNode):
             return response
         self._follower.reset('asked for')
         self._health.last = None
-        response.success, response.message = True, 'map and path begin anew with the next frame'
+        response.success, response.message = True, 'map and path restart with the next frame'
         return response
 
     def _save_map(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:

@@ -26,7 +26,7 @@ from kp2d_ros.odometry.settings import OdometrySettings
 from kp2d_ros.parameters import qos_overrides
 
 TFMessage: Any = None
-with suppress(ImportError):  # not among the wheels of PyPI
+with suppress(ImportError):  # PyPI has no wheel of tf2_msgs
     TFMessage = import_module('tf2_msgs.msg').TFMessage
 
 POINT_DTYPE = np.dtype([('x', '<f4'), ('y', '<f4'), ('z', '<f4')])
@@ -69,7 +69,7 @@ def odometry_message(step: Step, odom_frame: str, base_frame: str) -> OdometryMe
     covariance = pose_covariance(step.base, step.way, step.scale_known)
     message.pose.covariance = covariance.ravel()
     if step.twist is None:
-        message.twist.covariance = np.diag([1e6] * 6).ravel()  # not known
+        message.twist.covariance = np.diag([1e6] * 6).ravel()  # unknown
         return message
     message.twist.twist.linear = vector(step.twist.linear)
     message.twist.twist.angular = vector(step.twist.angular)
@@ -84,7 +84,7 @@ def points_cloud(header: Header, points: Matrix) -> PointCloud2:
 
 
 class OdometryOutputs:
-    """Lifecycle publishers under relative names."""
+    """Lifecycle publishers with relative topic names."""
 
     def __init__(self, node: Any, settings: OdometrySettings) -> None:
         self._node = node
@@ -92,7 +92,7 @@ class OdometryOutputs:
         self._mount = mounting(settings.camera_pose)
         qos = {
             'odometry': QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE),
-            'path': LATCHED,  # whoever comes later sees them at once
+            'path': LATCHED,  # late subscribers receive the last message at once
             'map_points': LATCHED,
         }
         self._publishers = {
@@ -107,10 +107,10 @@ class OdometryOutputs:
             self._tf = node.create_lifecycle_publisher(TFMessage, '/tf', 100)
         self._path = Path(header=Header(frame_id=settings.odom_frame))
         self._path_version = -1
-        self._lock = threading.Lock()  # of the path
+        self._lock = threading.Lock()  # protects the path
 
     def publish(self, step: Step, camera_frame: str) -> None:
-        """Publish odometry and transforms of a frame with a pose."""
+        """Publish the odometry and the transforms of a frame that has a pose."""
         settings = self._settings
         message = odometry_message(step, settings.odom_frame, settings.base_frame)
         self._publishers['odometry'].publish(message)

@@ -1,7 +1,7 @@
 """Convert optical axes to body axes (REP 103), and poses in maps to the odometry frame.
 
-The core's poses are of an optical frame: x right, y down, z forward. A body has x forward, y
-left, z up.
+The poses of kp2d_core are those of an optical frame: x right, y down, z forward. A body frame has
+x forward, y left, z up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from kp2d_core.geometry import Matrix
 from kp2d_core.odometry.geometry import invert, log_rotation
 
-# The axes of an optical frame, in the body it looks forward from.
+# The optical frame of a camera that looks forward, in the body frame.
 OPTICAL = np.array([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
-DRIFT = 0.02  # of the way: how far off a position is taken to be
-TURN_DRIFT = 0.002  # radians a metre
+DRIFT = 0.02  # assumed position error, as a fraction of the path length
+TURN_DRIFT = 0.002  # assumed rotation error, radians per metre
 
 
 def mounting(camera_pose: Sequence[float]) -> Matrix:
-    """The optical frame (4, 4) in the base: x, y, z in m; roll, pitch, yaw in radians."""
+    """Return the optical frame (4, 4) in the base; x, y, z in m; roll, pitch, yaw in radians."""
     x, y, z, roll, pitch, yaw = camera_pose
     (sr, cr), (sp, cp), (sy, cy) = ((np.sin(a), np.cos(a)) for a in (roll, pitch, yaw))
     about_x = np.array([[1, 0, 0], [0, cr, -sr], [0, sr, cr]])
@@ -43,20 +43,20 @@ def scaled(poses: Matrix, scale: float) -> Matrix:
 class Anchor:
     """The place of a map in the odometry frame."""
 
-    world: Matrix  # (4, 4): the map's axes in the odometry frame, in m
-    scale: float  # m a unit of the map
+    world: Matrix  # (4, 4) pose of the map in the odometry frame, in m
+    scale: float  # metres per unit of the map
 
     def base(self, poses: Matrix, mount: Matrix) -> Matrix:
-        """Poses (..., 4, 4) of the camera in the map -> of the base in the odometry frame."""
+        """Convert camera poses (..., 4, 4) in the map to base poses in the odometry frame."""
         return np.asarray(self.world @ scaled(poses, self.scale) @ invert(mount))
 
     def points(self, points: Matrix) -> Matrix:
-        """Points (N, 3) of the map -> in the odometry frame."""
+        """Convert points (N, 3) of the map to the odometry frame."""
         return np.asarray(self.scale * points @ self.world[:3, :3].T + self.world[:3, 3])
 
 
 def anchored(pose: Matrix, base: Matrix, mount: Matrix, scale: float) -> Anchor:
-    """Place a map such that the camera's pose in it corresponds to the given pose of the base."""
+    """Place a map so that the camera pose in it corresponds to the given pose of the base."""
     return Anchor(base @ mount @ invert(scaled(pose, scale)), scale)
 
 
@@ -77,10 +77,10 @@ def twist(before: Matrix, now: Matrix, seconds: float) -> Twist:
 
 
 def pose_covariance(base: Matrix, way: float, scale_known: bool) -> Matrix:
-    """Return the covariance (6, 6) of position and rotation; it grows with the distance moved.
+    """Return the covariance (6, 6) of position and rotation; it grows with the path length.
 
-    If the scale is unknown, the variance of the position exceeds its distance from the origin,
-    so that a filter relies on the rotation only.
+    If the scale is unknown, the standard deviation of the position exceeds its distance from the
+    origin. A filter then relies only on the rotation.
     """
     position = 0.01 + DRIFT * way
     if not scale_known:

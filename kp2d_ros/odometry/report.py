@@ -10,26 +10,27 @@ from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 from kp2d_core.odometry import Estimate, State
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
-SUFFIX = ': odometry'  # of a status's name, after the node's
-SILENCE = 2.0  # seconds without keypoints that are worth a warning
-SLOW_START = 10.0  # seconds of starting that are worth a hint
-LONG_LOSS = 5.0  # seconds
-NEWS = 10.0  # seconds that a new map and the arbitrary scale are worth a warning
+SUFFIX = ': odometry'  # of the name of the status, after the name of the node
+SILENCE = 2.0  # warn after this many seconds without keypoints
+SLOW_START = 10.0  # warn after this many seconds in the state starting
+LONG_LOSS = 5.0  # seconds; a longer loss is an error
+NEWS = 10.0  # warn for this many seconds of a new map and of an arbitrary scale
 
 ARBITRARY = (
-    'the scale is ARBITRARY: one camera sees directions, not distances. Positions and speeds are '
-    'not metres, and another map has another scale. Give camera_height, scale or a stereo pair'
+    'the scale is ARBITRARY: one camera measures directions, not distances. Positions and speeds '
+    'are not in metres, and each new map has a different scale. Set camera_height or scale, or '
+    'use a stereo pair'
 )
 
 SLOW = (
-    'odometry is slower than the keypoints and drops frames: lower the frame rate of the camera, '
-    'or working_size or max_keypoints of the keypoint node'
+    'odometry is slower than the keypoint node and drops frames: lower the frame rate of the '
+    'camera, or working_size or max_keypoints of the keypoint node'
 )
 
 
 @dataclass
 class OdometryHealth:
-    """The data of a report. Times are seconds ago; None: never."""
+    """The data of a report. Times are in seconds before now; None: never."""
 
     topic: str
     active: bool = False
@@ -38,20 +39,20 @@ class OdometryHealth:
     publishers: int = 0
     has_camera_info: bool = False
     last: Estimate | None = None
-    in_state_for: float = 0.0  # seconds that the last state has lasted
-    map_age: float | None = None  # since the map of now began
-    tracked: bool = False  # a frame has had a pose
-    tracked_for: float = 0.0  # since the first one
+    in_state_for: float = 0.0  # seconds since the last change of state
+    map_age: float | None = None  # seconds since the current map began
+    tracked: bool = False  # at least one frame had a pose
+    tracked_for: float = 0.0  # seconds since the first pose
     scale: str = 'arbitrary'
-    problem: str = ''  # of the frames since the last report
-    failed: bool = False  # it was our own
+    problem: str = ''  # latest problem since the last report
+    failed: bool = False  # the problem is an error in our code
     last_problem: str = ''
-    overflow: int = 0  # frames that a full queue has dropped since the last report
+    overflow: int = 0  # frames dropped by a full queue since the last report
     frames: Counter[str] = field(default_factory=Counter)
     resets: Counter[str] = field(default_factory=Counter)
     rate: float = 0.0
     update_ms: float = 0.0  # median, of the last frames
-    note: str = ''  # what else is to be said, such as: no tf2_msgs
+    note: str = ''  # why /tf is not published, such as: no tf2_msgs
 
 
 def assess(health: OdometryHealth) -> tuple[bytes, str]:
@@ -64,7 +65,7 @@ def assess(health: OdometryHealth) -> tuple[bytes, str]:
     if silent and health.active_for > SILENCE:
         if not health.publishers:
             return WARN, f'nobody publishes {health.topic}: start the keypoint node, or remap'
-        return WARN, f'no keypoints on {health.topic}: does its node get images?'
+        return WARN, f'no keypoints on {health.topic}: does the keypoint node receive images?'
     if not health.has_camera_info:
         if health.active_for < SILENCE:
             return OK, 'waiting for camera_info'
@@ -83,19 +84,19 @@ def _of_state(health: OdometryHealth, last: Estimate) -> tuple[bytes, str]:
         if health.in_state_for < SLOW_START:
             return OK, 'starting: move the camera sideways'
         return WARN, (
-            f'starting for {health.in_state_for:.0f} s: move the camera sideways, past things '
-            'that are near; turning on the spot does not help'
+            f'starting for {health.in_state_for:.0f} s: move the camera sideways, past near '
+            'objects; rotation alone does not help'
         )
     if state == State.LOST:
         advice = (
-            f'lost for {health.in_state_for:.0f} s: no pose is published. Go back to where the '
-            'camera has been, or call reset'
+            f'lost for {health.in_state_for:.0f} s: no pose is published. Go back to a place '
+            'that the camera has seen, or call reset'
         )
         return (ERROR if health.in_state_for > LONG_LOSS else WARN), advice
     if last.map_number > 0 and health.map_age is not None and health.map_age < NEWS:
         return WARN, (
-            f'a new map began after a loss, number {last.map_number}: its place and scale are '
-            'guessed from the last pose before'
+            f'a new map began after a loss, number {last.map_number}: it was placed at the last '
+            'known pose, and its scale may differ'
         )
     if health.scale == 'arbitrary' and health.tracked_for < NEWS:
         return WARN, ARBITRARY
@@ -127,13 +128,13 @@ def status(name: str, health: OdometryHealth) -> DiagnosticStatus:
     )  # fmt: skip
 
 
-# received = placed + starting + lost + dropped + damaged + failed + repeated (+ one in work)
+# received = placed + starting + lost + dropped + damaged + failed + repeated (+ one in progress)
 #   placed    has a pose
-#   dropped   the queue was full, or it ended
-#   damaged   the message, or its calibration, cannot be used
-#   failed    our own code threw
-#   repeated  has the stamp of the frame before
+#   dropped   the queue was full, or the node stopped
+#   damaged   the message or its calibration cannot be used
+#   failed    our code raised an error
+#   repeated  has the same stamp as the previous frame
 FRAMES = (
     'received', 'placed', 'starting', 'lost', 'dropped', 'damaged', 'failed', 'repeated',
-    'unpaired',  # of a stereo pair, one side that the other never came for
+    'unpaired',  # stereo: keypoints of one camera without those of the other
 )  # fmt: skip

@@ -26,7 +26,7 @@ class OdometrySettings:
     # The input.
     stereo: bool = fixed(
         False, 'Also subscribe to right/keypoints and right/camera_info of a rectified stereo '
-        'pair; its baseline gives the scale.',
+        'pair; its baseline sets the scale.',
     )  # fmt: skip
     stereo_baseline: float = fixed(
         0.0, 'Baseline of the stereo pair in metres; 0: take it from P of right/camera_info.',
@@ -37,12 +37,12 @@ class OdometrySettings:
         'this many seconds.', range=(0.0, 1.0),
     )  # fmt: skip
     queue_size: int = fixed(
-        5, 'Queue at most this many frames; beyond that the oldest is dropped.',
+        5, 'Queue at most this many frames; a full queue drops its oldest frame.',
         range=(1, 1000),
     )  # fmt: skip
     # Scale.
     camera_height: float = fixed(
-        0.0, 'Height of the camera above a flat, visible ground in metres; it gives the scale; '
+        0.0, 'Height of the camera in metres above a flat ground that it sees; sets the scale. '
         '0: unknown.', range=(0.0, 1000.0),
     )  # fmt: skip
     scale: float = fixed(
@@ -50,21 +50,23 @@ class OdometrySettings:
         range=(0.0, 1e6),
     )  # fmt: skip
     # Frames.
-    odom_frame: str = fixed('odom', 'Frame in which the poses are given.')
-    base_frame: str = fixed('base_link', 'Frame whose poses are given, x forward, z up.')
+    odom_frame: str = fixed('odom', 'Reference frame of the published poses.')
+    base_frame: str = fixed('base_link', 'Frame whose poses are published; x forward, z up.')
     camera_pose: tuple[float, ...] = fixed(
         (0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 'Pose of the camera in the base frame: x, y, z in metres, '
-        'roll, pitch, yaw in radians; with zeros it looks along x. Write decimal points.',
+        'roll, pitch, yaw in radians. All zeros: the camera looks along x. Write numbers with '
+        'decimal points.',
         values='6 numbers', verify=check_pose,
     )  # fmt: skip
     tf: str = fixed(
-        'odom', 'On /tf: none, odom (odom_frame to base_frame), all (also base_frame to the '
-        "camera's optical frame, where no robot description does).", choices=TF,
+        'odom', 'Transforms to publish on /tf. none: nothing; odom: odom_frame to base_frame; '
+        "all: also base_frame to the camera's optical frame, for a robot without a robot "
+        'description.', choices=TF,
     )  # fmt: skip
     # Bounds.
     max_keyframes: int = fixed(
-        500, 'Keep at most this many keyframes; beyond that, redundant ones are dropped. A '
-        'keyframe takes about 0.3 MB.',
+        500, 'Keep at most this many keyframes; drop redundant ones beyond that. A keyframe takes '
+        'about 0.3 MB.',
         range=(20, 100_000),
     )  # fmt: skip
     path_length: int = fixed(
@@ -79,7 +81,7 @@ class OdometrySettings:
         range=(0.0, 1e6),
     )  # fmt: skip
     save_folder: str = setting(
-        '~/.ros/kp2d', 'Where save_map writes the map (PLY) and the trajectory (TUM).'
+        '~/.ros/kp2d', 'Folder where save_map writes the map (PLY) and the trajectory (TUM).'
     )
     # The node.
     managed: bool = fixed(

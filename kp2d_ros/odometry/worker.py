@@ -22,7 +22,7 @@ class Job:
 
 
 class FollowerThread:
-    """Processes jobs in order; drops the oldest if the queue is full."""
+    """Processes jobs in order. A full queue drops its oldest job."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class FollowerThread:
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        # The name of the keypoint node's: run_node looks for it when the process ends.
+        # Same name as the thread of the keypoint node: run_node looks for it at exit.
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -77,7 +77,7 @@ class FollowerThread:
             except ValueError as error:
                 self._count('damaged')
                 self._problem('damaged', str(error))
-            except Exception as error:  # the next frame has its chance
+            except Exception as error:  # continue with the next frame
                 self._count('failed')
                 trace = traceback.format_exc()
                 self._problem('failed', f'{type(error).__name__}: {error}\n{trace}')
