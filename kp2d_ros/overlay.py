@@ -93,9 +93,9 @@ class Overlay:
         shades: NDArray[np.int64],
         reach: float,
     ) -> None:
-        """A line through the past of every track that is given, fainter the longer ago it is.
+        """Draw a line through the past of each given track; older parts are fainter.
 
-        It ends so many pixels from where the track is now.
+        It ends at most `reach` pixels from the current position of the track.
         """
         if not len(alive):
             return

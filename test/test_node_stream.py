@@ -191,7 +191,7 @@ def test_garbage_is_survived_counted_and_reported(robot, images, keypoints, phot
 
 
 def test_streams_that_change(robot, images, keypoints, photograph, clock):
-    """Another size, an encoding, a gap, a bag that begins anew: tracks go on or begin anew."""
+    """Another size, encoding, gap or a restarted bag: tracks continue or restart."""
 
     def ages(image, stamp, encoding='rgb8'):
         message = image_message(image, stamp, encoding)

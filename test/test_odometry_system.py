@@ -122,7 +122,7 @@ def check_services(robot, path) -> None:
     assert len(np.loadtxt(trajectory)) >= PLACED
     length = len(path[-1].poses)
     assert robot.call(Trigger, '/kp2d/odometry_node/reset', Trigger.Request()).success
-    robot.wait(lambda: len(path[-1].poses) < length, 'a path that begins anew')
+    robot.wait(lambda: len(path[-1].poses) < length, 'a path that restarts')
     assert figures(robot)['reset: asked for'] == '1'
 
 

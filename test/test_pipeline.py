@@ -1,4 +1,4 @@
-"""From frame to result without ROS: tracks, when they begin anew, calibrated geometry."""
+"""From frame to result without ROS: tracks, when they restart, calibrated geometry."""
 
 import threading
 import time

@@ -32,7 +32,7 @@ class Recording:
 
     name: str
     rig: Rig
-    shots: Callable[[], Iterator[Shot]]  # a second call begins anew
+    shots: Callable[[], Iterator[Shot]]  # each call starts from the first shot
     count: int | None = None  # frames, if it is known
     truth: Matrix | None = None  # (N, 4, 4) camera to world, a row a frame; NaN: not known
     note: str = ''  # what a user should know of it
