@@ -73,10 +73,10 @@ class Health:
     publishers: int = 0
     incompatible: str = ''  # the QoS policy that keeps a publisher from being heard
     bad_camera_info: str = ''  # why the last camera_info cannot be used
-    uncalibrated: str = ''  # why there is no calibration for the last frame, though asked for
-    loading: str = ''  # what takes its time at present: 'loading the model', ...
+    uncalibrated: str = ''  # why the last frame has no calibration, although one is wanted
+    loading: str = ''  # the slow task in progress: 'loading the model', ...
     loading_for: float = 0.0  # seconds
-    busy_for: float = 0.0  # seconds that the worker has been at one frame
+    busy_for: float = 0.0  # seconds spent on the current frame
     refused: str = ''  # settings that cannot be used, and why
     last_problem: str = ''  # the last damaged frame or failure, in a sentence
     model: str = ''  # what runs, and in what

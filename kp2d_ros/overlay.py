@@ -14,10 +14,10 @@ from kp2d_core.geometry import scale_matrix, warp_points
 from kp2d_core.images import Image
 from kp2d_core.tracking import Result
 
-LASTED = 3  # frames: a younger track is a faint dot, for most of them end soon
+LASTED = 3  # frames: younger tracks are faint dots, because most end soon
 OLD = 40  # frames: the age of the last colour
 SMALL = 480  # px; narrower images are doubled to be readable
-LONGEST = 0.12  # of the image's width, that a tail may reach: longer ones are a tangle
+LONGEST = 0.12  # of the image width: largest reach of a tail; longer ones are a tangle
 SHADES = 12  # colours between LASTED and OLD
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 _SHIFT = 4  # OpenCV draws in 1/16 pixel
@@ -130,13 +130,13 @@ class Layer:
         )  # fmt: skip
 
     def dots(self, points: Float, colours: Colours, opacity: float, rim: bool = False) -> None:
-        """A dot for each point, in its colour; with a dark rim, so that it is seen anywhere."""
+        """Draw a coloured dot for each point, with a dark rim to be visible anywhere."""
         if rim:
             self._discs(points, BLACK, 2.9 * self._size, 0.5)
         self._discs(points, colours, (1.9 if rim else 1.2) * self._size, opacity)
 
     def _discs(self, points: Float, colours: Colours, radius: float, opacity: float) -> None:
-        """All at once: OpenCV's own are neither round nor smooth when they are so small."""
+        """Draw all at once: small dots of OpenCV are neither round nor smooth."""
         reach = np.arange(-np.ceil(radius), np.ceil(radius) + 1)
         window = np.stack(np.meshgrid(reach, reach), axis=-1).reshape(1, -1, 2)
         pixels = np.rint(points)[:, None] + window.astype(np.float32)  # (N, K, 2)
@@ -166,7 +166,7 @@ def _fixed_point(points: Float) -> NDArray[np.int32]:
 
 
 def write(canvas: Image, text: str) -> None:
-    """A line in the upper left corner, on a dark ground."""
+    """Write a line into the upper left corner, on a dark background."""
     scale = _text_scale(canvas)
     (width, height), below = cv2.getTextSize(text, _FONT, scale, 1)
     canvas[: height + 2 * below, : width + 2 * below] //= 3
@@ -174,7 +174,7 @@ def write(canvas: Image, text: str) -> None:
 
 
 def draw_legend(canvas: Image) -> None:
-    """What the colours mean, in the lower left corner."""
+    """Explain the colours in the lower left corner."""
     scale = _text_scale(canvas)
     first, last = f'track seen in {LASTED}', f'{OLD}+ frames'
     (before, height), below = cv2.getTextSize(first, _FONT, scale, 1)

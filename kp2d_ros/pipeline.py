@@ -48,7 +48,7 @@ class Pipeline:
         self.mask = mask
         self.compiler = Compiler(detector, in_background)
         self.streams = [Stream() for _ in range(cameras)]
-        self._usable: set[tuple[Any, ...]] = set()  # what `check` has found good
+        self._usable: set[tuple[Any, ...]] = set()  # settings and sizes that passed `check`
         self._plan: tuple[tuple[Any, ...], Work, list[list[Size]]] | None = None
 
     @property
@@ -201,7 +201,7 @@ class Arrival:
     camera: Camera | None
     mask: Image | None = None
     baseline: float = 0.0
-    lost: int = 0  # messages that should have come before it
+    lost: int = 0  # missing messages before it
 
     @property
     def stamp(self) -> int:
@@ -415,7 +415,7 @@ class Worker:
             self._busy[stage] = time.monotonic()
             try:
                 work(item)
-            except Exception as error:  # whatever it is, the next frame has its chance
+            except Exception as error:  # the next frame may succeed
                 self._problem(  # before it counts: whoever sees the count can name the reason
                     'failed', f'{type(error).__name__}: {error}\n{traceback.format_exc()}'
                 )

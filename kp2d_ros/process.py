@@ -22,9 +22,9 @@ from rclpy.impl.implementation_singleton import rclpy_implementation as _rclpy
 from kp2d_core.errors import FileError
 from kp2d_core.threads import set_blas_threads
 
-SWITCH = 1e-4  # seconds that the executor may go on when the worker has a frame to begin with
-# glibc gives every few threads a heap of their own. Each transition and each compilation is a new
-# thread: what they free would stay in pieces in all of these heaps.
+SWITCH = 1e-4  # seconds until the executor yields to a worker that waits
+# glibc gives each group of threads its own heap. Every transition and compilation starts a thread,
+# so freed memory would stay fragmented over many heaps.
 M_ARENA_MAX, ARENAS = -8, 2
 GRACE = 1.0  # seconds to end cleanly after the signal
 
@@ -34,21 +34,20 @@ def run_node(make_node: Callable[[], Any], arguments: Sequence[str] | None = Non
     sys.setswitchinterval(SWITCH)
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
-    # Matching is a product of small matrices. A second thread saves at most a third of it while
-    # the other cores are free. While they are busy, as on a robot, each waits for the other, and
-    # matching takes several times as long.
+    # The threads of OpenBLAS wait for each other in a busy loop. If other processes need cores,
+    # as on a robot, matching takes several times as long. It has a helper thread of its own.
     if 'OPENBLAS_NUM_THREADS' not in os.environ:
         set_blas_threads(1)
-    # rclpy's handler ends the context. Python's would raise KeyboardInterrupt besides, anywhere:
-    # in the clean-up too, where it makes the end of the process one by a signal.
+    # The handler of rclpy ends the context. Python's handler would also raise KeyboardInterrupt at
+    # any point, even during the clean-up; the process would then end by a signal.
     signals: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
         rclpy.init(args=None if arguments is None else ['', *arguments])
-    except _rclpy.RCLError as error:  # such as a parameter file that is not there
+    except _rclpy.RCLError as error:  # such as a missing parameter file
         print(str(error).splitlines()[0], file=sys.stderr)
         return 2
-    if signals:  # it came before rclpy listened
+    if signals:  # the signal came before rclpy listened
         rclpy.utilities.try_shutdown()
     node, executor, code = None, None, 0
 
