@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Float = NDArray[np.float32]
 BATCH_PIXELS = 4 << 20  # pixels per batch: more need memory and hardly save time
 MOST_PAIRS = 1 << 22  # pairs that suppression compares at once: 64 MB
+VOTE_RADIUS = 1.5  # px; cells whose points are closer than this vote for the same place
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,17 +151,43 @@ def _run(
     top_k = cells_to_ask(inputs[0], placement, runtime.cell, limit)
     batch = inputs[0][None] if len(inputs) == 1 else np.stack(inputs)
     scale = np.float32(placement.working[0] / placement.given[0])
-    return [
-        Features(
-            placement.to_given(keypoints),
-            scores,
-            descriptors,
-            placement.given,
-            scales=np.full(len(scores), scale),
-            sigma=sigmas / scale,
-        )
-        for keypoints, scores, descriptors, sigmas in zip(*runtime.run(batch, top_k), strict=True)
-    ]
+    found = []
+    for keypoints, scores, descriptors, sigmas in zip(*runtime.run(batch, top_k), strict=True):
+        features = Features(keypoints, scores, descriptors, placement.given, sigma=sigmas / scale)
+        if runtime.cell < CELL:
+            features = count_votes(features)
+        scales = np.full(len(scores), scale)
+        points = placement.to_given(features.keypoints)
+        found.append(replace(features, keypoints=points, scales=scales))
+    return found
+
+
+def count_votes(features: Features, radius: float = VOTE_RADIUS) -> Features:
+    """Combine the points of cells that found the same place; the copies remain.
+
+    Small cells find a place several times, and the more of them agree, the surer it is found in
+    another image. The score becomes the probability that at least one of them is right, the
+    position the mean of theirs.
+    """
+    pairs = _close_pairs(features.keypoints, radius)
+    if pairs is None:
+        return features
+    scores, points = features.scores, features.keypoints
+    weights = np.maximum(scores, np.float32(1e-6))
+    doubt = np.log1p(-np.minimum(scores, np.float32(1 - 1e-6)))  # of each cell
+    columns = np.column_stack([doubt, weights, weights[:, None] * points])
+    sums = columns.astype(np.float64)
+    lower, higher = pairs
+    for column in range(columns.shape[1]):
+        values = columns[:, column]
+        sums[:, column] += np.bincount(lower, values[higher], len(points))
+        sums[:, column] += np.bincount(higher, values[lower], len(points))
+    together = replace(
+        features,
+        scores=np.asarray(-np.expm1(sums[:, 0]), np.float32),
+        keypoints=np.asarray(sums[:, 2:] / sums[:, 1:2], np.float32),
+    )
+    return together[np.argsort(sums[:, 0], kind='stable')]
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,7 @@ def test_output_sizes_at_the_papers_resolutions(variant, size):
     stride, cell = 4 if architecture.upsample else 8, architecture.cell
     for name in ('scores', 'sigma'):
         assert getattr(maps, name).shape == (1, 1, height // cell, width // cell)
-    for name in ('keypoints', 'coarse'):
-        assert getattr(maps, name).shape == (1, 2, height // cell, width // cell)
+    assert maps.keypoints.shape == (1, 2, height // cell, width // cell)
     assert maps.descriptors.shape == (
         1, architecture.descriptor_size, height // stride, width // stride,
     )  # fmt: skip

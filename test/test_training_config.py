@@ -87,15 +87,15 @@ def test_v4_batch8_differs_in_what_it_says(recipes):
 def test_the_recipes_that_ship_models_have_their_values(recipes):
     """Of half, small and fast each; a change here changes what `make weights` trains."""
     for name, wanted in {
-        'half': ('half', 16, 12, 'paper', 0.5, 4.0, (180, 320), 1.0),
-        'small': ('small', 16, 8, 'places', 2.0, 3.0, (180, 480), 0.0),
-        'fast': ('fast', 8, 8, 'places', 2.0, 3.0, (180, 480), 0.0),
+        'half': ('half', 16, 12, 1.0, 0.5, 4.0, (180, 320), 1.0),
+        'small': ('small', 16, 8, 16.0, 2.0, 3.0, (180, 480), 0.0),
+        'fast': ('fast', 8, 8, 16.0, 2.0, 3.0, (180, 480), 0.0),
     }.items():
         config = recipes[name]
         assert wanted == (
-            config.network.variant, config.network.width, config.optimizer.batch, config.loss.kind,
-            config.loss.descriptor_weight, config.loss.match_distance, config.pairs.short_side,
-            config.loss.io,
+            config.network.variant, config.network.width, config.optimizer.batch,
+            config.loss.score, config.loss.descriptor_weight, config.loss.match_distance,
+            config.pairs.short_side, config.loss.io,
         )  # fmt: skip
         assert config.pairs.mild == replace(MILD, perspective=0.02, stretch=1.1)
         assert config.pairs.strong == HomographyConfig(

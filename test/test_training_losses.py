@@ -192,12 +192,10 @@ def test_lowest_scored_skips_the_border_ring():
     scores = torch.zeros(1, 1, 4, 5)
     scores[0, 0, 1:3, 1:4] = torch.tensor([[0.6, 0.1, 0.5], [0.4, 0.3, 0.2]])
     keypoints = grid_of_points().transpose(1, 2).reshape(1, 2, 4, 5)
-    chosen = losses.lowest_scored(
-        Maps(scores, keypoints, torch.zeros(1, 2, 8, 10), keypoints, scores), 2
-    )
+    chosen = losses.lowest_scored(Maps(scores, keypoints, torch.zeros(1, 2, 8, 10), scores), 2)
     assert chosen[0].tolist() == [[19.5, 11.5], [27.5, 19.5]]
     everything = losses.lowest_scored(
-        Maps(scores, keypoints, torch.zeros(1, 2, 8, 10), keypoints, scores), 300
+        Maps(scores, keypoints, torch.zeros(1, 2, 8, 10), scores), 300
     )
     assert everything.shape == (1, 6, 2)
 
@@ -217,7 +215,7 @@ class Answers(IONet):
 def test_io_loss_asks_of_the_nearest_descriptors_and_labels_by_distance():
     scores = torch.arange(16.0).reshape(1, 1, 4, 4) / 16
     keypoints = grid_of_points(4, 4).transpose(1, 2).reshape(1, 2, 4, 4)
-    source = Maps(scores, keypoints, torch.randn(1, 64, 16, 16), keypoints, scores)
+    source = Maps(scores, keypoints, torch.randn(1, 64, 16, 16), scores)
     answer = torch.tensor([[0.5, 1.0, -1.0, 1.0]])
     io_net = Answers(answer)
     loss = losses.io_loss(io_net, source, source, IDENTITY, 300, 4.0)

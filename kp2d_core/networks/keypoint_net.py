@@ -20,7 +20,6 @@ class Maps(NamedTuple):
     scores: Tensor  # (B, 1, Hc, Wc) in [0, 1], zero in the outermost ring of cells
     keypoints: Tensor  # (B, 2, Hc, Wc): x, y in pixels, refined if the network has a refinement
     descriptors: Tensor  # (B, D, H / 4, W / 4), or / 8 without upsampling; not normalised
-    coarse: Tensor  # (B, 2, Hc, Wc): keypoints before the refinement
     sigma: Tensor  # (B, 1, Hc, Wc): expected error of the keypoints in pixels; 1 if not estimated
 
 
@@ -82,7 +81,7 @@ class KeyPointNet(nn.Module):
             points = coarse.flatten(2).transpose(1, 2)
             points = refine(self.saliency(early, half).float(), points)
             keypoints = points.transpose(1, 2).unflatten(2, coarse.shape[2:])
-        return Maps(scores, keypoints, descriptors, coarse, sigma)
+        return Maps(scores, keypoints, descriptors, sigma)
 
     def describe(self, maps: Maps, points: Tensor) -> Tensor:
         """Sample descriptors (B, N, D) of unit length at points (B, N, 2), in pixels."""

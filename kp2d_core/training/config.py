@@ -66,9 +66,6 @@ class PairsConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    kind: Literal['paper', 'places'] = setting(
-        'paper', 'paper: losses.py; places: distinct points, calibrated scores (place_losses.py)'
-    )
     location: float = setting(1.0, "weight, the paper's alpha")
     location_score_power: float = setting(
         0.0, 'weight points by their (detached) score to this power; 0: equal weights'
@@ -77,9 +74,6 @@ class LossConfig:
         'triplet', 'triplet: hardest negative, the paper; infonce: softmax cross-entropy; none'
     )
     descriptor_weight: float = setting(2.0, "weight, the paper's beta")
-    descriptor_score_power: float = setting(
-        0.0, 'places: weight descriptors by their (detached) score to this power; 0: equal weights'
-    )
     infonce_steps: int = setting(0, 'use infonce for this many steps before the triplet loss')
     score: float = setting(1.0, "weight, the paper's lambda")
     score_of: Literal['pair', 'map', 'partner'] = setting(
@@ -96,33 +90,15 @@ class LossConfig:
     relaxation: float = setting(8.0, 'no negatives within this many pixels of a point')
     temperature: float = setting(0.07, 'temperature of InfoNCE')
     io_points: int = setting(300, 'points per view that IO-Net sees, those with the lowest scores')
-    coarse: float = setting(
-        0.5, 'places: weight: distance of a point to its partner before the refinement'
+    sigma: float = setting(
+        0.1, 'weight, with cells of 4 px: sigma predicts the error of the location'
     )
-    found_distance: float = setting(
-        1.5, 'places: a point counts as found again within this many pixels'
-    )
-    kept_share: float = setting(
-        1.0, 'places: found again among this share of the points, each place once; 1: among all'
-    )
-    copy_distance: float = setting(
-        3.0, 'places: of two points within this many pixels, the better is kept and found'
-    )
-    own_margin: float = setting(
-        1.0, 'places: a cell owns points up to this many pixels outside its border'
-    )
-    agreement: float = setting(1.0, 'places: weight: both views give the same score to a point')
-    sigma: float = setting(0.1, 'places: weight: sigma predicts the error of the location')
-    teacher: str = setting('', 'places: model whose descriptors teach these, such as small')
+    teacher: str = setting('', 'model whose descriptors teach these, such as small')
     teaching: float = setting(
-        1.0, 'places: weight: similarities of descriptors follow those of the teacher'
+        1.0, 'weight: similarities of descriptors follow those of the teacher'
     )
 
     def __post_init__(self) -> None:
-        if self.teacher and self.kind != 'places':
-            raise ValueError('loss.teacher needs loss.kind places')
-        if not 0 < self.kept_share <= 1:
-            raise ValueError(f'loss.kept_share must be above 0, at most 1, got {self.kept_share}')
         if not self.temperature > 0:
             raise ValueError(f'loss.temperature must be above 0, got {self.temperature}')
         if self.io_points < 2:

@@ -8,6 +8,7 @@ valid point adds 0. B images have N cells (points) each; `valid` masks are (B, N
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,16 @@ from kp2d_core.networks.geometry import (
 from kp2d_core.training.config import LossConfig
 
 FAR = 1e4  # larger than every distance, in pixels or between descriptors
+BLOCK = 2  # with small cells, one point per BLOCK x BLOCK cells is used for the descriptor loss
+CLEAR = 3.0  # px; a larger error is a wrong partner and tells nothing about sigma
+
+
+class Lesson(NamedTuple):
+    """The descriptor maps of a teacher, for both views."""
+
+    source: Tensor  # (B, D, h, w)
+    target: Tensor
+    pinned: bool  # `Architecture.pinned` of the teacher
 
 
 def distance(difference: Tensor) -> Tensor:
@@ -108,7 +119,6 @@ def infonce_loss(
     visible: Tensor,
     excluded: Tensor,
     temperature: float,
-    weights: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE: symmetric softmax cross-entropy of the positive among the other candidates."""
     forward = softmax_logits(similarity, excluded, temperature)
@@ -116,7 +126,7 @@ def infonce_loss(
     backward = softmax_logits(similarity, excluded | ~visible[:, :, None], temperature)
     wanted = forward.diagonal(dim1=1, dim2=2)
     surprise = (forward.logsumexp(2) + backward.logsumexp(1)) / 2 - wanted
-    return masked_mean(surprise, visible, weights)
+    return masked_mean(surprise, visible)
 
 
 def softmax_logits(similarity: Tensor, excluded: Tensor, temperature: float) -> Tensor:
@@ -217,6 +227,35 @@ def reliability_loss(
     return masked_mean((source_scores + sampled) / 2 * (confusion - average), visible)
 
 
+def sigma_loss(association: Association, source: Tensor, target: Tensor) -> Tensor:
+    """Minus the likelihood of the distances of pairs, with the sigmas (B, N) of both points."""
+    error = association.distance.detach()
+    variance = source.square() + target.square()
+    likelihood = error.square() / (2 * variance) + variance.log()
+    return masked_mean(likelihood, association.valid & (error < CLEAR))
+
+
+def one_of_each_block(scores: Tensor, cells: tuple[int, int]) -> Tensor:
+    """Choose one cell per block (B, N / 4): the best half of the time, else a random one."""
+    rows, columns = cells
+    numbers = torch.arange(rows * columns, device=scores.device).reshape(rows, columns)
+    numbers = numbers[: rows // BLOCK * BLOCK, : columns // BLOCK * BLOCK]
+    blocks = numbers.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2)
+    blocks = blocks.reshape(-1, BLOCK**2)
+    best = scores.detach()[:, blocks].argmax(-1)
+    shape, device = best.shape, best.device
+    random = torch.randint(BLOCK**2, shape, device=device)
+    pick = torch.where(torch.rand(shape, device=device) < 0.5, best, random)
+    return blocks.expand(len(scores), -1, -1).gather(2, pick[..., None])[..., 0]
+
+
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Take values (B, N) or (B, N, C) at index (B, M)."""
+    if values.dim() == 2:
+        return values.gather(1, index)
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+
+
 def sample_scores(scores: Tensor, points: Tensor, cell: int = CELL) -> Tensor:
     """Sample the score map (B, 1, Hc, Wc) between cell centres at pixels (B, N, 2): (B, N)."""
     rows, columns = scores.shape[-2:]
@@ -284,6 +323,7 @@ def total_loss(
     config: LossConfig,
     step: int,
     cell: int = CELL,
+    lesson: Lesson | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weighted sum, and each part (detached) by name, including the recall."""
     rows, columns = source.scores.shape[-2:]
@@ -316,17 +356,32 @@ def total_loss(
             )
         total = total + config.score * parts['score']
 
-    anchors = sample_descriptors(source.descriptors, source_points.detach(), size)
-    positives = sample_descriptors(target.descriptors, warped, size)
+    pinned = cell == CELL
+    visible, described = pairing.visible, source_points.detach()
+    if cell < CELL:
+        sigmas = source.sigma.flatten(1), target.sigma.flatten(1).gather(1, pairing.nearest)
+        parts['sigma'] = sigma_loss(pairing, *sigmas)
+        total = total + config.sigma * parts['sigma']
+        # There are too many descriptors to compare all, and neighbours are nearly the same.
+        chosen = one_of_each_block(torch.where(visible, source_scores, -1.0), (rows, columns))
+        visible, described, warped = (take(v, chosen) for v in (visible, described, warped))
+    anchors = sample_descriptors(source.descriptors, described, size, pinned=pinned)
+    positives = sample_descriptors(target.descriptors, warped, size, pinned=pinned)
     similarity = anchors @ positives.transpose(1, 2)
-    barred = excluded(warped, pairing.visible, config.relaxation)
+    barred = excluded(warped, visible, config.relaxation)
     if config.descriptor != 'none' and config.descriptor_weight:
         if config.descriptor == 'infonce' or step < config.infonce_steps:
-            loss = infonce_loss(similarity, pairing.visible, barred, config.temperature)
+            loss = infonce_loss(similarity, visible, barred, config.temperature)
         else:
-            loss = triplet_loss(similarity, pairing.visible, barred, config.margin)
+            loss = triplet_loss(similarity, visible, barred, config.margin)
         parts['descriptor'] = loss
         total = total + config.descriptor_weight * loss
+    if lesson is not None:
+        taught = sample_descriptors(lesson.source, described, size, pinned=lesson.pinned)
+        examples = sample_descriptors(lesson.target, warped, size, pinned=lesson.pinned)
+        taught = taught @ examples.transpose(1, 2)
+        parts['teaching'] = teaching_loss(similarity, taught, visible, barred, config.temperature)
+        total = total + config.teaching * parts['teaching']
 
     if config.reliability:
         parts['reliability'] = reliability_loss(
@@ -342,5 +397,5 @@ def total_loss(
 
     parts = {name: value.detach() for name, value in parts.items()}
     parts['total'] = total.detach()
-    parts['recall'] = recall(similarity, pairing.visible, barred)
+    parts['recall'] = recall(similarity, visible, barred)
     return total, parts

@@ -16,8 +16,7 @@ from kp2d_core.checkpoint import Checkpoint, Weights
 from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
 from kp2d_core.training.config import TrainingConfig
-from kp2d_core.training.losses import total_loss
-from kp2d_core.training.place_losses import Lesson, place_loss
+from kp2d_core.training.losses import Lesson, total_loss
 
 SPREAD = 0.5  # standard deviation of the part that cancels out, relative to that of the weights
 
@@ -44,13 +43,10 @@ class TrainingModel(nn.Module):
         maps = self.maps(images)
         source, target = halves(maps)
         cell = self.network.architecture.cell
-        if self.config.loss.kind == 'places':
-            return place_loss(
-                source, target, source_to_target, cell, self.config.loss, self.lesson(images)
-            )
         return total_loss(
-            source, target, source_to_target, self.io_net, self.config.loss, step, cell
-        )
+            source, target, source_to_target, self.io_net, self.config.loss, step, cell,
+            self.lesson(images),
+        )  # fmt: skip
 
     def maps(self, images: Tensor) -> Maps:
         """Run on uint8 images (2B, H, W, 3) in the configured precision; return float32."""

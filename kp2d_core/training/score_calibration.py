@@ -23,6 +23,7 @@ from kp2d_core.runtimes.torch import TorchRuntime
 from kp2d_core.views.pairs import ViewPair
 
 MOST_POINTS = 1000  # per image, the default of the node
+ROUNDS = 4  # because the score of a point combines those of several cells (`count_votes`)
 LEAST = 200  # observations; with fewer, nothing is changed
 SCORE, LOG_SIGMA = 0, 3  # outputs of convDb
 
@@ -33,6 +34,12 @@ def calibrate_scores(
     """Return the network with calibrated scores and sigmas."""
     if not checkpoint.architecture.has_sigma:
         return checkpoint
+    for _ in range(ROUNDS):
+        checkpoint = calibrate_once(checkpoint, pairs, device)
+    return checkpoint
+
+
+def calibrate_once(checkpoint: Checkpoint, pairs: Sequence[ViewPair], device: str) -> Checkpoint:
     detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
     scores, found, ratios = [], [], []
     for pair in pairs:
