@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kp2d_core.checks import setting, shown, whole
+from kp2d_core.checks import number, setting, shown, whole
 
 CELL = 8  # pixels, the stride of the encoder; image sides are padded to a multiple of it
 LEAKY_SLOPE = 0.01  # of every LeakyReLU
@@ -35,7 +35,7 @@ def inner_cells(rows: int, columns: int) -> NDArray[np.bool_]:
 
 CHECKED_TYPES = {'bool': bool, 'str': str}
 
-BEYOND_THE_PAPER = ('cell', 'context', 'saliency', 'stem')
+BEYOND_THE_PAPER = ('cell', 'context', 'saliency', 'stem', 'score_slope', 'score_offset')
 
 # What int8 quantizes: weights and output, only the weights, or nothing.
 Int8 = Literal['output', 'weights', 'none']
@@ -82,6 +82,10 @@ class Architecture:
         0, 'channels of the stage that refines locations at full resolution; 0: no refinement'
     )
     stem: int = setting(1, '2: the first block runs at half the resolution')
+    score_slope: float = setting(
+        1.0, 'with cells of 4 px: the score of a place is sigmoid(slope * logit + offset)'
+    )
+    score_offset: float = setting(0.0, 'both are fitted at the end of a run')
 
     def __post_init__(self) -> None:
         for name in ('width', 'descriptor_size'):
@@ -91,6 +95,8 @@ class Architecture:
             if kind is not None and not isinstance(value, kind):
                 raise ValueError(f'{item.name} must be a {kind.__name__}, got {shown(value)}')
         whole(self.saliency, 'saliency', least=0, most=256)
+        number(self.score_slope, 'score_slope', above=0)
+        number(self.score_offset, 'score_offset')
         if whole(self.cell, 'cell') not in (4, CELL):
             raise ValueError(f'cell must be 4 or {CELL}, got {shown(self.cell)}')
         if whole(self.stem, 'stem') not in (1, 2):
@@ -121,6 +127,11 @@ class Architecture:
         lies in the middle of its pixels.
         """
         return self.cell == CELL
+
+    @property
+    def score_line(self) -> tuple[float, float]:
+        """Slope and offset from the logit of a place to that of its calibrated score."""
+        return self.score_slope, self.score_offset
 
     @property
     def has_sigma(self) -> bool:

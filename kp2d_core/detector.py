@@ -38,10 +38,10 @@ MOST_SCALES = 4  # a runtime keeps a compiled network for each
 SCALE_RANGE = (0.1, 4.0)
 MOST_KEYPOINTS = 2000  # per image, by default
 MOST_RADIUS = 256  # pixels
-SCORE_THRESHOLD = 0.3  # black, flat and defocused images have almost no points above it
+SCORE_THRESHOLD = 0.45  # black, flat and defocused images have almost no points above it
 NMS_RADIUS = 3.0  # pixels; each place gives one keypoint
 # Candidates to request per wanted keypoint, by cell size of the network: the others are copies.
-SPARE = {8: 3.0, 4: 3.5}
+SPARE = {8: 3.0, 4: 4.5}
 COMPILER_THREAD = 'kp2d compiler'
 AT_ONCE = 0.05  # seconds to wait for a compilation before old settings are used
 PAUSE = 5.0  # seconds before a failed compilation is tried again

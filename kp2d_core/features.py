@@ -155,39 +155,48 @@ def _run(
     for keypoints, scores, descriptors, sigmas in zip(*runtime.run(batch, top_k), strict=True):
         features = Features(keypoints, scores, descriptors, placement.given, sigma=sigmas / scale)
         if runtime.cell < CELL:
-            features = count_votes(features)
-        scales = np.full(len(scores), scale)
+            features = count_votes(features, runtime.score_line)
+        scales = np.full(len(features), scale)
         points = placement.to_given(features.keypoints)
         found.append(replace(features, keypoints=points, scales=scales))
     return found
 
 
-def count_votes(features: Features, radius: float = VOTE_RADIUS) -> Features:
-    """Combine the points of cells that found the same place; the copies remain.
+def count_votes(
+    features: Features, score_line: tuple[float, float] = (1.0, 0.0), radius: float = VOTE_RADIUS
+) -> Features:
+    """Combine the points of cells that found the same place into one.
 
-    Small cells find a place several times, and the more of them agree, the surer it is found in
-    another image. The score becomes the probability that at least one of them is right, the
-    position the mean of theirs.
+    Small cells find a place several times, and the more of them agree, the more likely it is found
+    again in another image. The score becomes the probability that at least one of them is right,
+    calibrated by `score_line` (slope and offset of its logit), and the position the mean of
+    theirs. Of the points that voted for each other the best remains.
     """
     pairs = _close_pairs(features.keypoints, radius)
     if pairs is None:
         return features
-    scores, points = features.scores, features.keypoints
-    weights = np.maximum(scores, np.float32(1e-6))
-    doubt = np.log1p(-np.minimum(scores, np.float32(1 - 1e-6)))  # of each cell
-    columns = np.column_stack([doubt, weights, weights[:, None] * points])
-    sums = columns.astype(np.float64)
+    weights = np.maximum(features.scores, np.float32(1e-6))
+    doubts = np.log1p(-np.minimum(features.scores, np.float32(1 - 1e-6)))  # of each cell
     lower, higher = pairs
-    for column in range(columns.shape[1]):
-        values = columns[:, column]
-        sums[:, column] += np.bincount(lower, values[higher], len(points))
-        sums[:, column] += np.bincount(higher, values[lower], len(points))
-    together = replace(
-        features,
-        scores=np.asarray(-np.expm1(sums[:, 0]), np.float32),
-        keypoints=np.asarray(sums[:, 2:] / sums[:, 1:2], np.float32),
+    sums = []
+    for values in (doubts, weights, *(weights[:, None] * features.keypoints).T):
+        from_higher = np.bincount(lower, values[higher], len(values))
+        from_lower = np.bincount(higher, values[lower], len(values))
+        sums.append(values + from_higher + from_lower)
+    doubt, weight, x, y = sums
+    order = np.argsort(doubt, kind='stable')
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    first, second = rank[lower], rank[higher]
+    stays = order[_undominated(np.minimum(first, second), np.maximum(first, second), len(order))]
+    points = np.column_stack([x, y])[stays] / weight[stays, None]
+    slope, offset = score_line
+    logit = np.log(np.maximum(np.expm1(-doubt[stays]), 1e-30))
+    return replace(
+        features[stays],
+        scores=np.asarray(1 / (1 + np.exp(-(slope * logit + offset))), np.float32),
+        keypoints=np.asarray(points, np.float32),
     )
-    return together[np.argsort(sums[:, 0], kind='stable')]
 
 
 @dataclass(frozen=True)
@@ -288,11 +297,17 @@ def suppress_neighbours(points: Float, radius: float) -> NDArray[np.bool_]:
     pairs = _close_pairs(points, radius)
     if pairs is None:
         return _suppress_one_by_one(points, radius)
-    better, worse = pairs
-    undecided = np.ones(len(points), dtype=bool)
-    stays = np.zeros(len(points), dtype=bool)
+    return _undominated(*pairs, len(points))
+
+
+def _undominated(
+    better: NDArray[np.intp], worse: NDArray[np.intp], count: int
+) -> NDArray[np.bool_]:
+    """Mark those of `count` points that remain if each in turn drops the worse ones near it."""
+    undecided = np.ones(count, dtype=bool)
+    stays = np.zeros(count, dtype=bool)
     while undecided.any():
-        beaten = np.zeros(len(points), dtype=bool)
+        beaten = np.zeros(count, dtype=bool)
         beaten[worse[undecided[better]]] = True
         winners = undecided & ~beaten
         stays |= winners

@@ -27,7 +27,7 @@ from kp2d_ros.stereo import Pairing
 THREAD_NAME = 'kp2d worker'
 HEAD_START = 5e-4  # seconds, for the worker: it and the executor share the interpreter
 BLACK = 16  # of 255: the brightest pixel of a covered lens
-STRONG, FEW = 0.3, 20  # a textured image has more keypoints than these few above this score
+STRONG, FEW = 0.45, 20  # a textured image has more keypoints than these few above this score
 
 Item = TypeVar('Item')
 

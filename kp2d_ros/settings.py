@@ -150,7 +150,7 @@ class Settings:
         range=(1, 100_000),
     )  # fmt: skip
     score_threshold: float = setting(
-        0.3, 'Keep keypoints with a score above this.', range=(0.0, 1.0)
+        0.45, 'Keep keypoints with a score above this.', range=(0.0, 1.0)
     )
     nms_radius: float = setting(
         3.0, 'Non-maximum suppression: drop a keypoint that lies closer than this many pixels to '

@@ -14,6 +14,7 @@ from kp2d_core.checkpoint import (
     load_checkpoint,
 )
 from kp2d_core.commands.arguments import positive, size
+from kp2d_core.detector import SPARE
 from kp2d_core.errors import FileError
 from kp2d_core.export.quantization import (
     Ranges,
@@ -44,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     graph.add_argument(
         '--top-k', type=positive, metavar='K',
-        help='number of keypoints in the output (default: 1000, or the number of cells if that is '
-        f'smaller; TensorRT allows at most {TENSORRT_TOP_K})',
+        help='number of keypoints in the output, copies included (default: enough for about 1000 '
+        f'places, or all cells; TensorRT allows at most {TENSORRT_TOP_K})',
     )  # fmt: skip
     graph.add_argument(
         '--batch', type=batch, default=1, metavar='N', help="images per batch, or 'dynamic'"
@@ -122,7 +123,7 @@ def profile_of(args: argparse.Namespace, cell: int) -> Profile:
         fitting = f'{width // CELL * CELL}x{height // CELL * CELL}'
         raise ValueError(f'--size must be multiples of {CELL}, such as {fitting}')
     profile = Profile(height, width, 1, args.batch, args.mono, args.precision, cell)
-    top_k = args.top_k or min(1000, profile.cells)
+    top_k = args.top_k or min(round(1000 * SPARE[cell]), TENSORRT_TOP_K, profile.cells)
     if top_k > TENSORRT_TOP_K and (args.tensorrt or args.compute_capability):
         raise ValueError(f'--top-k can be at most {TENSORRT_TOP_K}, the limit of TensorRT')
     return replace(profile, top_k=top_k)

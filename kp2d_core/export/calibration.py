@@ -124,16 +124,19 @@ def compare(
 
 
 def _metrics(detector: KeypointDetector, folder: Path, profile: Profile) -> dict[str, float]:
+    from kp2d_core.detector import SPARE
     from kp2d_core.evaluation.hpatches import load_sequences
     from kp2d_core.evaluation.protocol import evaluate
 
+    # An exported model returns at most its top_k points, copies included.
+    places = max(1, round(profile.top_k / SPARE[profile.cell]))
+
     def extract(image: Image):  # type: ignore[no-untyped-def]
-        return detector.detect(image, scales=(1,), max_keypoints=profile.top_k)
+        return detector.detect(image, scales=(1,), max_keypoints=places)
 
     size = (profile.width, profile.height)
     sequences = load_sequences(folder)
-    # An exported model returns at most its top_k points.
-    result = evaluate(extract, sequences, size=size, top_k=profile.top_k, seeds=5, nms_radius=0)
+    result = evaluate(extract, sequences, size=size, top_k=places, seeds=5, nms_radius=0)
     mean = result.mean()
     return {name: mean[name] for name in METRICS}
 

@@ -51,6 +51,7 @@ class Runtime(Protocol):
     problem: str  # which better runtime is installed but broken; '': none
     descriptor_size: int
     cell: int  # side of the square with one keypoint, in pixels
+    score_line: tuple[float, float]  # `Architecture.score_line`
     fixed_size: Size | None  # (width, height) if it runs at one size only
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
@@ -88,6 +89,7 @@ class CompiledRuntime(ABC):
         self.source = source
         self.descriptor_size = source.architecture.descriptor_size
         self.cell = source.architecture.cell
+        self.score_line = source.architecture.score_line
         self.description = self.name
         self.model = self.reason = self.problem = ''
         self.fixed_size: Size | None = None

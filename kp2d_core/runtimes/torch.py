@@ -28,6 +28,7 @@ class TorchRuntime:
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.descriptor_size = checkpoint.architecture.descriptor_size
         self.cell = checkpoint.architecture.cell
+        self.score_line = checkpoint.architecture.score_line
         self.description = f'torch {torch.__version__} on {self.device}, fp32'
 
     def prepare(self, shape: tuple[int, ...], top_k: int) -> None:

@@ -1,9 +1,8 @@
 """Calibrate scores to probabilities and sigmas to errors, on held-out pairs.
 
 Training uses small, strongly warped views. On whole images and the points that `detect` keeps, its
-scores have the right order but are too low or too high. Two numbers correct the scores and one
-corrects the sigmas. They go into the bias and the weights of the last layer, so no runtime needs
-to know about them.
+scores have the right order but are too low or too high. Two numbers correct the scores of places
+(`Architecture.score_line`), and one corrects the sigmas: it goes into the bias of the last layer.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from kp2d_core.runtimes.torch import TorchRuntime
 from kp2d_core.views.pairs import ViewPair
 
 MOST_POINTS = 1000  # per image, the default of the node
-ROUNDS = 4  # because the score of a point combines those of several cells (`count_votes`)
 LEAST = 200  # observations; with fewer, nothing is changed
-SCORE, LOG_SIGMA = 0, 3  # outputs of convDb
+LOG_SIGMA = 3  # output of convDb
 
 
 def calibrate_scores(
@@ -34,12 +32,8 @@ def calibrate_scores(
     """Return the network with calibrated scores and sigmas."""
     if not checkpoint.architecture.has_sigma:
         return checkpoint
-    for _ in range(ROUNDS):
-        checkpoint = calibrate_once(checkpoint, pairs, device)
-    return checkpoint
-
-
-def calibrate_once(checkpoint: Checkpoint, pairs: Sequence[ViewPair], device: str) -> Checkpoint:
+    plain = replace(checkpoint.architecture, score_slope=1.0, score_offset=0.0)
+    checkpoint = replace(checkpoint, architecture=plain)
     detector = KeypointDetector(TorchRuntime(checkpoint, device=device))
     scores, found, ratios = [], [], []
     for pair in pairs:
@@ -55,17 +49,16 @@ def calibrate_once(checkpoint: Checkpoint, pairs: Sequence[ViewPair], device: st
         errors = match_errors(ours.keypoints, theirs.keypoints, truth)
         right = errors < CORRECT
         ratios.append(in_sigmas(errors[right], ours[right], theirs[right], truth))
-    weights = dict(checkpoint.weights)
-    weight, bias = weights['convDb.weight'].copy(), weights['convDb.bias'].copy()
+    architecture, weights = checkpoint.architecture, dict(checkpoint.weights)
     all_scores, all_ratios = np.concatenate(scores), np.concatenate(ratios)
     if len(all_scores) >= LEAST:
         slope, offset = fit_logistic(logit(all_scores), np.concatenate(found))
-        weight[SCORE] *= slope
-        bias[SCORE] = slope * bias[SCORE] + offset
+        architecture = replace(architecture, score_slope=slope, score_offset=offset)
     if len(all_ratios) >= LEAST:
+        bias = weights['convDb.bias'].copy()
         bias[LOG_SIGMA] += np.log(max(float(np.median(all_ratios)), 1e-3) / EXPECTED_MEDIAN)
-    weights |= {'convDb.weight': weight, 'convDb.bias': bias}
-    return replace(checkpoint, weights=weights)
+        weights['convDb.bias'] = bias
+    return replace(checkpoint, architecture=architecture, weights=weights)
 
 
 def logit(shares: NDArray[np.floating]) -> NDArray[np.float64]:
