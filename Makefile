@@ -67,13 +67,12 @@ endif
 ablation: $(READY)  ## train V0 to V4 of the paper at reduced scale, for hours; DATA=folder HPATCHES=folder
 	$(BIN)/kp2d bench ablation --data '$(DATA)' $(if $(HPATCHES),--hpatches '$(HPATCHES)') $(ARGS)
 
-# Trains the shipped models: small views at a constant rate, then larger ones while it falls to 0.
+# Trains the shipped models further: small views at a constant rate, then larger ones while it falls to 0.
 # If you stop it, the same command continues. To start from scratch, remove runs/weights.
 SMALL_STEPS ?= 30000 8000  # with small views, with large ones
 FAST_STEPS ?= 16000 4000
 BEGIN := --set optimizer.schedule=constant
-# The first 11200 steps of small, about 4 hours of two cores, on photographs with free licences.
-SMALL_BEGUN := --init docs/small-begun.safetensors --set pairs.strength='[[0, 1.0]]'
+BEGUN = --init $(1) --set pairs.strength='[[0, 1.0]]'
 FINISH := --set pairs.strength='[[0, 1.0]]' --set pairs.mild_share='[[0, 0.4]]' --set pairs.width=320 --set pairs.height=240 \
     --set pairs.short_side='[240, 480]' --set pairs.strong.shift=48 --set optimizer.batch=3 \
     --set optimizer.learning_rate=0.0005 --set optimizer.kernel_rate=0.015 --set optimizer.warmup_steps=50
@@ -85,9 +84,9 @@ ifneq ($(filter weights,$(MAKECMDGOALS)),)
 $(if $(DATA),,$(error say what to train on: make weights DATA=folder))
 endif
 weights: $(READY)  ## train the shipped models, for hours; DATA=folder of photographs
-	$(call train,small-begun,small,$(word 1,$(SMALL_STEPS)) $(BEGIN) $(SMALL_BEGUN))
+	$(call train,small-begun,small,$(word 1,$(SMALL_STEPS)) $(BEGIN) $(call BEGUN,small))
 	$(call train,small,small,$(word 2,$(SMALL_STEPS)) $(FINISH) $(call after,small-begun))
-	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN) $(TAUGHT))
+	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN) $(call BEGUN,fast) $(TAUGHT))
 	$(call train,fast,fast,$(word 2,$(FAST_STEPS)) $(FINISH) $(TAUGHT) $(call after,fast-begun))
 	@echo 'runs/weights/small/last.safetensors and runs/weights/fast/last.safetensors: --model takes these files'
 

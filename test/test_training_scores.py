@@ -5,6 +5,7 @@ import pytest
 import torch
 from models import untrained
 
+from kp2d_core import KeypointDetector
 from kp2d_core.architecture import Architecture
 from kp2d_core.runtimes.torch import TorchRuntime
 from kp2d_core.training.score_calibration import calibrate_scores, fit_logistic, logit
@@ -37,10 +38,13 @@ def test_what_is_always_found_scores_high(photographs):
     pair = ViewPair(image, image, np.eye(3))
     calibrated = calibrate_scores(checkpoint, [pair])
     before, after = (
-        TorchRuntime(each, threads=1).run(image[None], 400) for each in (checkpoint, calibrated)
+        KeypointDetector(TorchRuntime(each, threads=1)).detect(
+            image, scales=(1,), max_keypoints=400, score_threshold=0
+        )
+        for each in (checkpoint, calibrated)
     )
     assert np.median(after.scores) > 0.9 > np.median(before.scores)
-    assert after.sigmas.mean() < 0.2 * before.sigmas.mean()
+    assert after.sigma.mean() < 0.2 * before.sigma.mean()
     for name, value in checkpoint.weights.items():
         assert name.startswith('convDb') or value is calibrated.weights[name]
 
