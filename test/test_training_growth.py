@@ -31,12 +31,12 @@ def grown(small: Checkpoint, wanted: Architecture) -> Checkpoint:
     return Checkpoint(wanted, grow(small, wanted))
 
 
-@pytest.mark.parametrize('variant', ['small', 'v0'])
+@pytest.mark.parametrize('variant', ['half', 'v0'])
 def test_the_wider_network_says_the_same(variant, photographs):
     """With upsampling and without, where the descriptor head has another shape."""
     image = np.ascontiguousarray(photographs['coffee'][:128, :160])
-    if variant == 'small':
-        small, wanted = load_checkpoint(find_checkpoint('small')), VARIANTS['v4']
+    if variant == 'half':
+        small, wanted = load_checkpoint(find_checkpoint('half')), VARIANTS['v4']
     else:
         small = random_checkpoint('v0')
         wanted = replace(VARIANTS['v0'], width=64, descriptor_size=512)
@@ -49,7 +49,7 @@ def test_the_wider_network_says_the_same(variant, photographs):
 
 
 def test_no_two_copies_are_alike_where_they_come_in():
-    wide = grow(load_checkpoint(find_checkpoint('small')), VARIANTS['v4'])
+    wide = grow(load_checkpoint(find_checkpoint('half')), VARIANTS['v4'])
     for name, value in wide.items():
         if value.ndim == 4 and value.shape[1] > 3 and name != 'convFaa.0.weight':
             first, second = np.split(value, 2, axis=1)
@@ -63,4 +63,4 @@ def test_what_grows_into_what():
     assert not grows_into(VARIANTS['half'], VARIANTS['v1'])  # no upsampling
     assert not grows_into(VARIANTS['half'], replace(VARIANTS['v4'], descriptor_size=128))
     with pytest.raises(ValueError, match='does not grow'):
-        grow(load_checkpoint(find_checkpoint('small')), VARIANTS['v1'])
+        grow(load_checkpoint(find_checkpoint('half')), VARIANTS['v1'])
