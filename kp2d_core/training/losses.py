@@ -28,6 +28,7 @@ from kp2d_core.training.config import LossConfig
 
 FAR = 1e4  # larger than every distance, in pixels or between descriptors
 BLOCK = 2  # with small cells, one point per BLOCK x BLOCK cells is used for the descriptor loss
+DRIFT = 4.0  # px that the refinement may move a point
 CLEAR = 3.0  # px; a larger error is a wrong partner and tells nothing about sigma
 
 
@@ -83,12 +84,30 @@ def associate(
         edge = vector(cell * columns - 1, cell * rows - 1, warped)
         inside = ((warped > 0) & (warped < edge)).all(-1)
         visible = inside & inner_cells(rows, columns, source.device).reshape(1, -1)
-        nearest = torch.cdist(warped, target, compute_mode='donot_use_mm_for_euclid_dist').argmin(
-            -1
-        )
-    partner = target.gather(1, nearest[..., None].expand(-1, -1, 2))
+        nearest = nearest_point(warped, target, cells, threshold, cell)
+    partner = take(target, nearest)
     apart = distance(warped - partner)
     return Association(warped, visible, nearest, apart, visible & (apart.detach() < threshold))
+
+
+def nearest_point(
+    points: Tensor, target: Tensor, cells: tuple[int, int], threshold: float, cell: int
+) -> Tensor:
+    """The index (B, N) of the target point nearest to each point, if it is below the threshold.
+
+    A target point lies near its cell, so only the cells around each point are searched: comparing
+    all points took a third of a training step. Beyond the threshold, another point may be nearer.
+    """
+    rows, columns = cells
+    reach = int((cell - 1 + DRIFT + threshold + cell / 2) / cell)  # cells in each direction
+    steps = torch.arange(-reach, reach + 1, device=points.device)
+    middle = to_cells(points, cell).round().long()
+    x = (middle[..., :1] + steps).clamp(0, columns - 1)[:, :, None]
+    y = (middle[..., 1:] + steps).clamp(0, rows - 1)[..., None]
+    around = (y * columns + x).flatten(2)  # (B, N, candidates)
+    found = take(target, around.flatten(1)).unflatten(1, around.shape[1:])
+    best = (found - points[:, :, None]).square().sum(-1).argmin(-1, keepdim=True)
+    return around.gather(2, best)[..., 0]
 
 
 def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -> Tensor:
