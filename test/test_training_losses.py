@@ -61,6 +61,37 @@ def test_association_finds_the_nearest_inside_and_within_the_threshold():
     assert not far.valid.any() and far.visible.any()
 
 
+@pytest.mark.parametrize('cell', [4, 8])
+def test_the_search_among_near_cells_finds_what_a_search_of_all_finds(cell):
+    torch.manual_seed(2)
+    rows, columns = 12, 15
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing='ij')
+    centres = torch.stack([x, y], -1).reshape(1, -1, 2) * cell + (cell - 1) / 2
+    target = centres + (cell - 1 + losses.DRIFT) * (2 * torch.rand(3, rows * columns, 2) - 1)
+    points = torch.rand(3, 400, 2) * torch.tensor([columns * cell + 20.0, rows * cell + 20.0]) - 10
+    found = losses.nearest_point(points, target, (rows, columns), 4.0, cell)
+    distances = torch.cdist(points, target)
+    best = distances.argmin(-1)
+    near = distances.amin(-1) < 4
+    assert 0.2 < near.float().mean() < 0.95
+    assert torch.equal(found[near], best[near])
+
+
+def test_points_in_front_are_paired_by_their_own_motion():
+    source = grid_of_points()
+    front = torch.zeros(1, 32, 40, dtype=torch.bool)
+    before, after = front.clone(), front.clone()
+    before[:, :, :20] = True  # two columns and a half of cells, which move right by one cell
+    after[:, :, 8:28] = True
+    layer = losses.FrontLayer(before, after, shift(8, 0))
+    found = losses.associate(source, source, IDENTITY, (4, 5), 4, front=layer)
+    row = slice(5, 10)
+    assert found.warped[0, row, 0].tolist() == [11.5, 19.5, 19.5, 27.5, 35.5]
+    # The third column was hidden by the objects that came; the ring of cells is never visible.
+    assert found.visible[0, row].tolist() == [False, True, False, True, False]
+    assert found.nearest[0, 6] == 7
+
+
 def test_location_loss_can_weigh_by_score():
     apart = torch.tensor([[1.0, 3.0]])
     valid = torch.ones(1, 2, dtype=torch.bool)
@@ -339,6 +370,23 @@ def test_never_nan(images, matrix, descriptor):
     assert all(torch.isfinite(value) for value in parts.values())
     for name, parameter in model.named_parameters():
         assert parameter.grad is None or torch.isfinite(parameter.grad).all(), name
+
+
+def test_reliability_teaches_scores_of_small_cells_only():
+    """A score learns from its descriptor, which does not learn to please the score."""
+    config = override(
+        load_config(find_recipe('small')),
+        ['network.width=4', 'network.descriptor_size=16', 'compute.precision=float32']
+        + [f'loss.{name}=0' for name in ('location', 'score', 'sigma', 'descriptor_weight')]
+        + ['loss.reliability=1'],
+    )
+    model = TrainingModel(config)
+    images = torch.randint(0, 256, (4, 64, 80, 3), dtype=torch.uint8)
+    loss, parts = model(images, shift(3, 2).expand(2, 3, 3), 0)
+    loss.backward()
+    assert parts['reliability'] == pytest.approx(loss.item())
+    moved = {name for name, p in model.network.named_parameters() if p.grad is not None}
+    assert 'convDb.weight' in moved and 'convFbb.weight' not in moved
 
 
 def test_descriptor_distance_has_a_finite_gradient_everywhere():

@@ -44,6 +44,9 @@ class PairsConfig:
     strong: HomographyConfig = setting(HomographyConfig(), 'homographies from source to target')
     mild: HomographyConfig = setting(MILD, 'small homographies, mixed in')
     mild_share: Schedule = setting(((0, 0.0),), 'share of mild pairs as [step, share] points')
+    front_share: float = setting(
+        0.0, 'share of pairs with objects of another photograph in front, which move differently'
+    )
     strength: Schedule = setting(
         ((0, 1.0),), 'share of the rotation and stretch of strong, as [step, share] points'
     )

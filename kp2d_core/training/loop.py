@@ -163,7 +163,7 @@ def _train(run: Run, processes: Processes, interruption: Interruption) -> int:
 
         # Forward, losses
         batch = next(stream).to(device)
-        loss, parts = parallel(batch.images, batch.source_to_target, progress.step)
+        loss, parts = parallel(batch.images, batch.source_to_target, progress.step, batch.front)
 
         # Step
         rate = learning_rate(config.optimizer, progress.step, spent)

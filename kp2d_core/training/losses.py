@@ -40,6 +40,30 @@ class Lesson(NamedTuple):
     pinned: bool  # `Architecture.pinned` of the teacher
 
 
+class FrontLayer(NamedTuple):
+    """Objects in front of the scene, which move differently."""
+
+    source: Tensor  # (B, H, W) bool, where they are
+    target: Tensor
+    source_to_target: Tensor  # (B, 3, 3)
+
+    def warp(self, points: Tensor, warped: Tensor) -> tuple[Tensor, Tensor]:
+        """Warp the points (B, N, 2) that are in front, keep those `warped` with the scene.
+
+        Also return which points the objects of the target do not hide (B, N).
+        """
+        ours = layer_at(self.source, points)
+        warped = torch.where(ours[..., None], warp_tensor(points, self.source_to_target), warped)
+        return warped, layer_at(self.target, warped) == ours
+
+
+def layer_at(layer: Tensor, points: Tensor) -> Tensor:
+    """Look up the pixels of a layer (B, H, W) that are nearest to points (B, N, 2): (B, N)."""
+    height, width = layer.shape[1:]
+    x, y = points.detach().round().long().unbind(-1)
+    return layer.flatten(1).gather(1, y.clamp(0, height - 1) * width + x.clamp(0, width - 1))
+
+
 def distance(difference: Tensor) -> Tensor:
     """Compute the Euclidean norm of the last dimension; its gradient at 0 is 0, not NaN."""
     return (difference.square().sum(-1) + 1e-12).sqrt()
@@ -76,14 +100,20 @@ def associate(
     cells: tuple[int, int],
     threshold: float,
     cell: int = CELL,
+    front: FrontLayer | None = None,
 ) -> Association:
     """Pair source points (B, N, 2) with target points by position. `cells` is (rows, columns)."""
     rows, columns = cells
     warped = warp_tensor(source, matrices)
+    shown = None
+    if front is not None:
+        warped, shown = front.warp(source, warped)
     with torch.no_grad():
         edge = vector(cell * columns - 1, cell * rows - 1, warped)
         inside = ((warped > 0) & (warped < edge)).all(-1)
         visible = inside & inner_cells(rows, columns, source.device).reshape(1, -1)
+        if shown is not None:
+            visible = visible & shown
         nearest = nearest_point(warped, target, cells, threshold, cell)
     partner = take(target, nearest)
     apart = distance(warped - partner)
@@ -343,6 +373,7 @@ def total_loss(
     step: int,
     cell: int = CELL,
     lesson: Lesson | None = None,
+    front: FrontLayer | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weighted sum, and each part (detached) by name, including the recall."""
     rows, columns = source.scores.shape[-2:]
@@ -351,7 +382,7 @@ def total_loss(
     target_points = target.keypoints.flatten(2).transpose(1, 2)
     source_scores, target_scores = source.scores.flatten(1), target.scores.flatten(1)
     pairing = associate(
-        source_points, target_points, matrices, (rows, columns), config.match_distance, cell
+        source_points, target_points, matrices, (rows, columns), config.match_distance, cell, front
     )
 
     weights = None
@@ -403,8 +434,10 @@ def total_loss(
         total = total + config.teaching * parts['teaching']
 
     if config.reliability:
+        if cell < CELL:
+            source_scores, sampled = take(source_scores, chosen), take(sampled, chosen)
         parts['reliability'] = reliability_loss(
-            source_scores, sampled, similarity, pairing.visible, barred, config.temperature
+            source_scores, sampled, similarity, visible, barred, config.temperature
         )
         total = total + config.reliability * parts['reliability']
 

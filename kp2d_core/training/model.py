@@ -16,7 +16,7 @@ from kp2d_core.checkpoint import Checkpoint, Weights
 from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
 from kp2d_core.training.config import TrainingConfig
-from kp2d_core.training.losses import Lesson, total_loss
+from kp2d_core.training.losses import FrontLayer, Lesson, total_loss
 
 SPREAD = 0.5  # standard deviation of the part that cancels out, relative to that of the weights
 
@@ -36,7 +36,11 @@ class TrainingModel(nn.Module):
         self.to(memory_format=self.memory_format)  # type: ignore[call-overload]
 
     def forward(
-        self, images: Tensor, source_to_target: Tensor, step: int
+        self,
+        images: Tensor,
+        source_to_target: Tensor,
+        step: int,
+        front: FrontLayer | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config.network
         self.network.dropout.p = config.dropout if step >= config.dropout_from else 0.0
@@ -45,7 +49,7 @@ class TrainingModel(nn.Module):
         cell = self.network.architecture.cell
         return total_loss(
             source, target, source_to_target, self.io_net, self.config.loss, step, cell,
-            self.lesson(images),
+            self.lesson(images), front,
         )  # fmt: skip
 
     def maps(self, images: Tensor) -> Maps:

@@ -7,7 +7,7 @@ resumes exactly, and any number of processes share the work without communicatio
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from kp2d_core.training.config import Schedule, TrainingConfig
+from kp2d_core.training.losses import FrontLayer
 from kp2d_core.training.photographs import Photographs
 from kp2d_core.views.homography import HomographyConfig
-from kp2d_core.views.pairs import ViewPair, make_pair
+from kp2d_core.views.pairs import Front, ViewPair, make_pair
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,18 @@ class Batch:
 
     images: Tensor  # (2B, H, W, 3) uint8: B sources, then their B targets
     source_to_target: Tensor  # (B, 3, 3) float32
+    front: FrontLayer | None = None
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(
-            self.images.to(device, non_blocking=True),
-            self.source_to_target.to(device, non_blocking=True),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Batch:
         """Return the batch in pinned memory, from which a GPU copies while it computes."""
-        return Batch(self.images.pin_memory(), self.source_to_target.pin_memory())
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        front = None if self.front is None else FrontLayer(*map(move, self.front))
+        return Batch(move(self.images), move(self.source_to_target), front)
 
 
 def value_at(step: int, schedule: Schedule) -> float:
@@ -70,16 +73,20 @@ class PairSource:
         pairs = self.config.pairs
         mild = random.random() < value_at(step, pairs.mild_share)
         homography = pairs.mild if mild else weaken(pairs.strong, value_at(step, pairs.strength))
+        in_front = None
+        if pairs.front_share and random.random() < pairs.front_share:
+            in_front = self.photographs[int(random.integers(len(self.photographs)))]
         return make_pair(
-            photograph, random, pairs.view_framing(), self.config.photometric, homography
+            photograph, random, pairs.view_framing(), self.config.photometric, homography, in_front
         )
 
     def batch(self, first: int, count: int) -> Batch:
         made = [self.pair(number) for number in range(first, first + count)]
-        sources, targets, matrices = zip(*made, strict=True)
+        sources, targets, matrices, fronts = zip(*made, strict=True)
         return Batch(
             torch.from_numpy(np.stack(sources + targets)),
             torch.from_numpy(np.stack(matrices).astype(np.float32)),
+            front_layer(fronts, sources[0].shape[:2]) if any(fronts) else None,
         )
 
     def _shuffled(self, epoch: int) -> np.ndarray:
@@ -89,6 +96,17 @@ class PairSource:
             order = random.permutation(len(self.photographs))
             self._order = epoch, order
         return order
+
+
+def front_layer(fronts: Sequence[Front | None], shape: tuple[int, int]) -> FrontLayer:
+    """Stack the objects in front of the pairs of a batch; some pairs have none."""
+    nothing = np.zeros(shape, bool)
+    filled = [front or Front(nothing, nothing, np.eye(3)) for front in fronts]
+    first, second, matrices = (np.stack(values) for values in zip(*filled, strict=True))
+    return FrontLayer(
+        torch.from_numpy(first), torch.from_numpy(second),
+        torch.from_numpy(matrices.astype(np.float32)),
+    )  # fmt: skip
 
 
 class BatchStream:

@@ -11,11 +11,19 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from kp2d_core.geometry import Matrix, resize_matrix, scale_matrix, shift_matrix
 from kp2d_core.images import Image, Size, resize, size_of
 from kp2d_core.views.homography import HomographyConfig, sample_source_to_target
 from kp2d_core.views.photometric import PhotometricConfig, change_light, sample_shared_colour
+
+Mask = NDArray[np.bool_]
+
+# Objects in front of a pair.
+MOST_OBJECTS = 5
+NEARER = 0.12  # largest shift relative to what is behind them, as a share of the view
+GROWN = 1.2  # and the largest change of their size
 
 ALIASING = 1.2  # photograph pixels per view pixel above which the photograph is shrunk first
 
@@ -35,12 +43,21 @@ OTHER_LIGHT = PhotometricConfig(
 LIGHTS = 2  # images of a photograph in another light
 
 
+class Front(NamedTuple):
+    """Objects in front of a pair, which move differently from what is behind them."""
+
+    first: Mask  # (H, W) bool, where the first view shows them
+    second: Mask
+    first_to_second: Matrix
+
+
 class ViewPair(NamedTuple):
     """Two views of one photograph and the homography between their pixels."""
 
     first: Image
     second: Image
     first_to_second: Matrix
+    front: Front | None = None
 
 
 class ViewSequence(NamedTuple):
@@ -68,22 +85,90 @@ def make_pair(
     framing: Framing,
     light: PhotometricConfig,
     homography: HomographyConfig,
+    in_front: Image | None = None,
 ) -> ViewPair:
-    """Make a pair with a homography sampled from `homography`; each view has its own light."""
+    """Make a pair with a homography sampled from `homography`; each view has its own light.
+
+    Objects cut out of the photograph `in_front` hide parts of both views.
+    """
     size = framing.size
     source_to_target = sample_source_to_target(random, size, homography)
     enlarged = max(1.0, 1 / pixels_per_view_pixel(source_to_target, size))
     target_to_photograph = sample_target_view(random, size_of(photograph), framing, enlarged)
     source = render(photograph, target_to_photograph @ source_to_target, size)
     target = render(photograph, target_to_photograph, size)
+    front = None
+    if in_front is not None:
+        source, target, front = put_in_front(
+            in_front, source, target, source_to_target, random, framing
+        )
     if random.random() < framing.swap:
         source, target = target, source
         source_to_target = np.asarray(np.linalg.inv(source_to_target), np.float64)
+        if front is not None:
+            front = Front(front.second, front.first, np.linalg.inv(front.first_to_second))
 
     shared = sample_shared_colour(random, light)
     source = change_light(random, source, shared, light)
     target = change_light(random, target, shared, light)
-    return ViewPair(source, target, source_to_target / depth_of_centre(source_to_target, size))
+    if front is not None:
+        matrix = front.first_to_second
+        front = front._replace(first_to_second=matrix / depth_of_centre(matrix, size))
+    return ViewPair(
+        source, target, source_to_target / depth_of_centre(source_to_target, size), front
+    )
+
+
+def put_in_front(
+    photograph: Image,
+    source: Image,
+    target: Image,
+    source_to_target: Matrix,
+    random: np.random.Generator,
+    framing: Framing,
+) -> tuple[Image, Image, Front]:
+    """Cover parts of both views with objects that move with the scene, and by a parallax."""
+    size = framing.size
+    x, y = NEARER * np.array(size) * random.uniform(-1, 1, 2)
+    middle = shift_matrix((size[0] - 1) / 2, (size[1] - 1) / 2)
+    grow = random.uniform(1 / GROWN, GROWN)
+    parallax = middle @ np.diag([grow, grow, 1.0]) @ np.linalg.inv(middle) @ shift_matrix(x, y)
+    front_to_target = parallax @ source_to_target
+    to_photograph = sample_target_view(random, size_of(photograph), framing)
+    outline = draw_objects(random, size)
+    views, masks = [], []
+    for view, to_target in ((source, front_to_target), (target, np.eye(3))):
+        shown = render(photograph, to_photograph @ to_target, size)
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        alpha = cv2.warpPerspective(outline, to_target, size, flags=flags)
+        share = (alpha.astype(np.float32) / 255)[..., None]
+        views.append(
+            np.asarray(np.rint(view + share * (shown.astype(np.float32) - view)), np.uint8)
+        )
+        masks.append(alpha > 127)
+    return views[0], views[1], Front(masks[0], masks[1], front_to_target)
+
+
+def draw_objects(random: np.random.Generator, size: Size) -> Image:
+    """Draw the outlines of a few objects (255): round ones, polygons and poles."""
+    drawn = np.zeros((size[1], size[0]), np.uint8)
+    whole = np.array(size)
+    for _ in range(random.integers(1, MOST_OBJECTS + 1)):
+        place = random.uniform(0, 1, 2) * whole
+        extent = random.uniform(0.06, 0.25, 2) * min(size)
+        kind = random.integers(3)
+        if kind == 0:
+            angle = random.uniform(0, 180)
+            box = tuple(map(float, place)), tuple(map(float, 2 * extent)), angle
+            cv2.ellipse(drawn, box, 255, cv2.FILLED)
+        elif kind == 1:
+            corners = place + random.uniform(-1.5, 1.5, (random.integers(3, 7), 2)) * extent
+            cv2.fillPoly(drawn, [np.rint(corners).astype(np.int32)], 255)
+        else:
+            end = place + random.uniform(-1, 1, 2) * whole
+            points = np.rint([place, end]).astype(int).tolist()
+            cv2.line(drawn, points[0], points[1], 255, int(random.integers(2, 10)))
+    return drawn
 
 
 def sample_target_view(
