@@ -15,7 +15,7 @@ SHARE = Path(get_package_share_directory('kp2d_ros'))
 # Arguments that are parameters of the keypoint node; empty: keep the value of the parameter file.
 PARAMETERS = {
     'image_transport': ('image_transport', str, 'raw, compressed, or the name of a plugin'),
-    'model': ('model', str, 'auto, small, fast, half, v4, a .safetensors or .onnx file'),
+    'model': ('model', str, 'auto, small, fast, half, a .safetensors or .onnx file'),
     'runtime': ('runtime', str, 'inference runtime: auto, openvino, onnxruntime, tensorrt, ...'),
     'precision': ('precision', ('auto', 'fp32', 'fp16', 'int8'), 'auto, fp32, fp16 or int8'),
     'threads': ('threads', int, 'CPU threads; 0: the runtime decides'),

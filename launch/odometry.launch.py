@@ -15,7 +15,7 @@ from kp2d_ros import launching as kp2d
 # Arguments that are parameters of the keypoint node; empty: keep the value of the parameter file.
 PARAMETERS = {
     'image_transport': ('image_transport', str, 'raw, compressed, or the name of a plugin'),
-    'model': ('model', str, 'auto, small, fast, half, v4, a .safetensors or .onnx file'),
+    'model': ('model', str, 'auto, small, fast, half, a .safetensors or .onnx file'),
     'runtime': ('runtime', str, 'inference runtime: auto, openvino, onnxruntime, tensorrt, ...'),
     'threads': ('threads', int, 'CPU threads; 0: the runtime decides'),
     'size': ('working_size', int, 'longer side of resized images, in pixels; 0: do not resize'),

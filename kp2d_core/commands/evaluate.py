@@ -41,7 +41,7 @@ examples:
   kp2d evaluate --data hpatches                         the model small, 320x240, 300 points
   kp2d evaluate --data hpatches --nms-radius 0          the same with the paper's protocol
   kp2d evaluate --data hpatches --size 640x480 --top-k 1000 --seeds 10
-  kp2d evaluate --data hpatches --model small v4 mine.safetensors --baselines sift,orb --html out
+  kp2d evaluate --data hpatches --model small fast mine.safetensors --baselines sift,orb --html out
   kp2d evaluate --data hpatches --model small --precision fp32 int8 --json out.json
   kp2d evaluate --data hpatches --model small --scales 2,1
   kp2d evaluate --data hpatches --refine                with and without refined matches
