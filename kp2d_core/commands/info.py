@@ -8,7 +8,9 @@ from pathlib import Path
 
 from kp2d_core import runtimes
 from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
+from kp2d_core.errors import FileError
 from kp2d_core.evaluation.tables import EXPLANATIONS
+from kp2d_core.odometry.words import find_words
 from kp2d_core.version import __version__
 
 VALIDATION = (
@@ -59,6 +61,7 @@ def describe_model(model: str) -> str:
         f'  written by      kp2d {checkpoint.package_version}',
         f'  digest          {checkpoint.digest()[:16]}',
     ]
+    lines.append(f'  visual words    {_words(path, checkpoint)}')
     if checkpoint.notes:
         lines.append(f'  notes           {checkpoint.notes}')
     if checkpoint.evaluation:
@@ -67,6 +70,16 @@ def describe_model(model: str) -> str:
         shown = f'{value:.3f}' if isinstance(value, float) else str(value)
         lines.append(f'  {name:15} {shown:7} {FIGURES.get(name, "")}'.rstrip())
     return '\n'.join(lines)
+
+
+def _words(path: Path, checkpoint: Checkpoint) -> str:
+    try:
+        words = find_words(path, checkpoint.digest())
+    except FileError as error:
+        return f'none: {error}'
+    if words is None:
+        return 'none: they are learned from each recording'
+    return f'{len(words.values)}, of {words.origin.get("photographs", "?")} photographs'
 
 
 def describe_exported(path: Path) -> str:

@@ -18,6 +18,7 @@ from kp2d_core.commands.arguments import (
     load_detector,
     positive,
     size,
+    words_of,
 )
 from kp2d_core.files import atomic_write
 from kp2d_core.odometry.recordings import SCENES, Recording, open_recording
@@ -143,7 +144,10 @@ def run(args: argparse.Namespace) -> int:
     print(f'{detector.runtime.model} on {detector.runtime.description}')
     options = detection_options(args)
     ours = Method(
-        detector.runtime.model, lambda image: detector.detect(image, **options), Settings()
+        detector.runtime.model,
+        lambda image: detector.detect(image, **options),
+        Settings(),
+        words_of(detector),
     )
     methods = [ours, *methods]
     if args.hardships:
