@@ -208,6 +208,7 @@ class OdometryNode(PatientLifecycleNode):
     def _described(self, message: String) -> None:
         """Find the visual words of the model that the keypoint node runs."""
         self._source, problem = source_of(message.data)
+        self._health.words = OdometryHealth.words if self._source.words is None else 'of the model'
         if problem:
             self.get_logger().warning(f'visual words are learned from the frames: {problem}')
 
