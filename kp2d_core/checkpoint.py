@@ -20,6 +20,7 @@ from kp2d_core.files import atomic_write
 from kp2d_core.version import __version__
 
 FORMAT = 'kp2d'
+SHORT_DIGEST = 16  # characters of a digest that name weights
 WEIGHTS_FOLDER = Path(__file__).parent / 'weights'
 
 Weights = dict[str, NDArray[Any]]

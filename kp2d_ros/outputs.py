@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.checkpoint import SHORT_DIGEST
 from kp2d_core.features import Features, Float
-from kp2d_core.odometry.words import LEAST_DIGEST
 from kp2d_core.runtimes.base import Runtime
 from kp2d_core.tracking import Result, Tracks
 from kp2d_ros.overlay import Overlay
@@ -159,7 +159,7 @@ def description(result: Result, settings: Settings, runtime: Runtime) -> str:
     facts = {
         'layout': LAYOUT,
         'model': runtime.model,
-        'weights': runtime.digest[:LEAST_DIGEST],
+        'weights': runtime.digest[:SHORT_DIGEST],
         'descriptor_size': result.features.descriptors.shape[1],
         'descriptor_format': settings.descriptor_format,
         'image_width': width,

@@ -283,7 +283,7 @@ def test_a_map_pairs_photographs_that_look_alike(places, words, monkeypatch):
 
 def test_the_commands_use_the_words_of_the_model(folder, capsys, monkeypatch):
     """And say why, if they do not."""
-    from kp2d_core.commands.arguments import words_of
+    from kp2d_core.commands.odometry import words_of
 
     monkeypatch.chdir(folder)
     small = words_of(KeypointDetector.load('small'))

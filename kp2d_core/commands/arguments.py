@@ -16,10 +16,7 @@ from kp2d_core.detector import (
     KeypointDetector,
     check_scales,
 )
-from kp2d_core.errors import FileError
-from kp2d_core.features import Float
 from kp2d_core.images import MINIMUM_SIDE, MOST_RUN, Size, check_pixels
-from kp2d_core.odometry.words import find_words
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -184,16 +181,6 @@ def load_detector(args: argparse.Namespace) -> KeypointDetector:
     if detector.runtime.problem:
         print(f'a better runtime does not work: {detector.runtime.problem}', file=sys.stderr)
     return detector
-
-
-def words_of(detector: KeypointDetector) -> Float | None:
-    """Return the visual words of the detector's model; say why if its file cannot be used."""
-    try:
-        words = find_words(detector.runtime.model, detector.runtime.digest)
-    except FileError as error:
-        print(f'the visual words are learned from the images: {error}', file=sys.stderr)
-        return None
-    return None if words is None else words.values
 
 
 def detection_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,13 @@ import platform
 from pathlib import Path
 
 from kp2d_core import runtimes
-from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
+from kp2d_core.checkpoint import (
+    SHORT_DIGEST,
+    Checkpoint,
+    find_checkpoint,
+    load_checkpoint,
+    shipped_models,
+)
 from kp2d_core.errors import FileError
 from kp2d_core.evaluation.tables import EXPLANATIONS
 from kp2d_core.odometry.words import find_words
@@ -59,7 +65,7 @@ def describe_model(model: str) -> str:
         f'  descriptor map  1/{architecture.descriptor_stride} of the resolution',
         f'  training steps  {checkpoint.step}',
         f'  written by      kp2d {checkpoint.package_version}',
-        f'  digest          {checkpoint.digest()[:16]}',
+        f'  digest          {checkpoint.digest()[:SHORT_DIGEST]}',
     ]
     lines.append(f'  visual words    {_words(path, checkpoint)}')
     if checkpoint.notes:
@@ -90,7 +96,7 @@ def describe_exported(path: Path) -> str:
     return (
         f'{path.name}: exported {architecture.variant}, {exported.profile}, '
         f'{architecture.descriptor_size}-d descriptors\n'
-        f'  weights digest  {exported.checkpoint_digest[:16]}'
+        f'  weights digest  {exported.checkpoint_digest[:SHORT_DIGEST]}'
     )
 
 

@@ -17,9 +17,9 @@ from kp2d_core.commands.arguments import (
     detection_options,
     load_detector,
     positive,
-    words_of,
 )
 from kp2d_core.commands.extract import camera_of, extract_named
+from kp2d_core.commands.odometry import words_of
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.exchange import Named, match_all, save_colmap

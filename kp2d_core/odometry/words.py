@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from kp2d_core.checkpoint import WEIGHTS_FOLDER, shipped_models
+from kp2d_core.checkpoint import SHORT_DIGEST, WEIGHTS_FOLDER, shipped_models
 from kp2d_core.checks import parse_json, shown
 from kp2d_core.errors import FileError
 from kp2d_core.features import Float
@@ -27,7 +27,6 @@ SUFFIX = '.words.safetensors'
 MOST_WORDS = 1024
 ROUNDS = 10  # of k-means
 UNIT = 0.01  # largest error of the length of a word; float16 has less
-LEAST_DIGEST = 16  # characters of a digest that name weights
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class Words:
 
     def __post_init__(self) -> None:
         check_words(self.values)
-        if len(self.digest) < LEAST_DIGEST:
+        if len(self.digest) < SHORT_DIGEST:
             raise ValueError(f'the words name no weights: the digest is {shown(self.digest)}')
 
     def belong_to(self, digest: str) -> bool:
         """Whether they are the words of these weights; the start of a digest suffices."""
-        return len(digest) >= LEAST_DIGEST and self.digest.startswith(digest)
+        return len(digest) >= SHORT_DIGEST and self.digest.startswith(digest)
 
 
 def check_words(words: Float) -> None:
