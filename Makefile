@@ -31,7 +31,7 @@ export FASTRTPS_DEFAULT_PROFILES_FILE ?= $(CURDIR)/config/fastdds.xml
 export FASTDDS_DEFAULT_PROFILES_FILE ?= $(FASTRTPS_DEFAULT_PROFILES_FILE)
 endif
 
-.PHONY: help run test test-robot fuzz lint bench ablation weights clean
+.PHONY: help run test test-robot fuzz lint bench ablation weights words clean
 .DEFAULT_GOAL := help
 
 help:  ## list these targets
@@ -89,6 +89,14 @@ weights: $(READY)  ## train the shipped models, for hours; DATA=folder of photog
 	$(call train,fast-begun,fast,$(word 1,$(FAST_STEPS)) $(BEGIN) $(call BEGUN,fast) $(TAUGHT))
 	$(call train,fast,fast,$(word 2,$(FAST_STEPS)) $(FINISH) $(TAUGHT) $(call after,fast-begun))
 	@echo 'runs/weights/small/last.safetensors and runs/weights/fast/last.safetensors: --model takes these files'
+
+# Needed whenever the weights change: words belong to them.
+ifneq ($(filter words,$(MAKECMDGOALS)),)
+$(if $(DATA),,$(error say what to learn from: make words DATA=folder))
+endif
+words: $(READY)  ## learn the visual words of the shipped models, for minutes; DATA=folder of photographs
+	for model in small fast half; do $(BIN)/kp2d train-words --model $$model --data '$(DATA)' \
+	    -o kp2d_core/weights/$$model.words.safetensors || exit 1; done
 
 clean:  ## remove all generated files and the environment
 	rm -rf $(VENV) build install log dist out *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage

@@ -20,6 +20,7 @@ from kp2d_core.files import atomic_write
 from kp2d_core.version import __version__
 
 FORMAT = 'kp2d'
+SHORT_DIGEST = 16  # characters of a digest that name weights
 WEIGHTS_FOLDER = Path(__file__).parent / 'weights'
 
 Weights = dict[str, NDArray[Any]]
@@ -125,7 +126,8 @@ def _figures(values: Any) -> dict[str, Any]:
 
 def shipped_models() -> list[str]:
     """List the models in the package by the names that `KeypointDetector.load` takes."""
-    return sorted(path.stem for path in WEIGHTS_FOLDER.glob('*.safetensors'))
+    names = (path.stem for path in WEIGHTS_FOLDER.glob('*.safetensors'))
+    return sorted(name for name in names if '.' not in name)  # small.words is no model
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:

@@ -20,6 +20,7 @@ from kp2d_core.version import __version__
 # imported only when it runs. setup.py makes an executable of it: `ros2 run kp2d_core <name>`.
 COMMANDS: dict[str, str] = {
     'train': 'train a model on images or ROS bags',
+    'train-words': 'learn the visual words of a model, which find places again',
     'evaluate': 'measure models and classical methods on HPatches and other tests',
     'make-sequences': 'make test sequences from your own photographs',
     'export': 'write an ONNX model for one size and precision, build TensorRT engines',

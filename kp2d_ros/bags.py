@@ -19,6 +19,7 @@ from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_folder
 from kp2d_core.images import Image, decode, decode_compressed
+from kp2d_core.runtimes.base import Runtime
 from kp2d_core.threads import one_blas_thread
 from kp2d_ros.outputs import (
     MATCH_DTYPE,
@@ -173,7 +174,7 @@ def _process(
             done.refused += 1
             complain(f'skipped an image on {connection.topic} at {time} ns: {error}')
         else:
-            output.add(result, header, time, job.settings, detector.runtime.model)
+            output.add(result, header, time, job.settings, detector.runtime)
             done.frames += 1
             done.keypoints += len(result.features)
             done.matches += len(result.tracks.matches) if result.tracks is not None else 0
@@ -306,9 +307,11 @@ class Output:
     def copy(self, connection: Any, time: int, data: bytes) -> None:
         self._writer.write(self._connections[_key(connection)], time, data)
 
-    def add(self, result: Result, header: Any, time: int, settings: Settings, model: str) -> None:
+    def add(
+        self, result: Result, header: Any, time: int, settings: Settings, runtime: Runtime
+    ) -> None:
         """Write what the node would publish for the image, at its time, after it."""
-        described = description(result, settings, model)
+        described = description(result, settings, runtime)
         if described != self._described:
             self._described = described
             self._write('info', time, self._types.types[STRING](described), STRING)

@@ -91,7 +91,7 @@ class KeypointNode(PatientLifecycleNode):
             self._warm_up()
             runtime = detector.runtime
             self._outputs = [
-                Outputs(self, runtime.model, self._rate, prefix, other=number > 0)
+                Outputs(self, runtime, self._rate, prefix, other=number > 0)
                 for number, prefix in enumerate(prefixes)
             ]
         except Exception as error:  # a runtime may fail in ways of its own

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kp2d_core.checkpoint import SHORT_DIGEST
 from kp2d_core.features import Features, Float
+from kp2d_core.runtimes.base import Runtime
 from kp2d_core.tracking import Result, Tracks
 from kp2d_ros.overlay import Overlay
 from kp2d_ros.settings import DESCRIPTOR_FORMATS, Settings
@@ -151,12 +153,13 @@ def _track_ids(result: Result) -> NDArray[np.int64]:
     return result.tracks.ids % NO_TRACK
 
 
-def description(result: Result, settings: Settings, model: str) -> str:
+def description(result: Result, settings: Settings, runtime: Runtime) -> str:
     """Describe what the clouds do not contain, as JSON."""
     width, height = result.features.image_size
     facts = {
         'layout': LAYOUT,
-        'model': model,
+        'model': runtime.model,
+        'weights': runtime.digest[:SHORT_DIGEST],
         'descriptor_size': result.features.descriptors.shape[1],
         'descriptor_format': settings.descriptor_format,
         'image_width': width,
@@ -208,7 +211,7 @@ class Outputs:
     def __init__(
         self,
         node: Any,
-        model: str,
+        runtime: Runtime,
         rate: Callable[[], float],
         prefix: str = '',
         other: bool = False,
@@ -220,7 +223,7 @@ class Outputs:
 
         from kp2d_ros.parameters import qos_overrides
 
-        self._node, self._model, self._rate = node, model, rate
+        self._node, self._runtime, self._rate = node, runtime, rate
         kinds = PointCloud2, PointCloud2, Image, CompressedImage
         topics: dict[str, type] = dict(zip(TOPICS, kinds, strict=True))
         if other:
@@ -258,7 +261,7 @@ class Outputs:
                 points, result.features, result.rays, result.tracks, kind
             )
             self._topics['keypoints'].publish(cloud)
-        described = type(self._described)(data=description(result, settings, self._model))
+        described = type(self._described)(data=description(result, settings, self._runtime))
         if described != self._described:
             self._described = described
             self._info.publish(described)

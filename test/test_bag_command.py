@@ -21,6 +21,7 @@ from rosbags.highlevel import AnyReader
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+from kp2d_core.checkpoint import load_checkpoint
 from kp2d_core.cli import main
 from kp2d_core.detector import KeypointDetector
 from kp2d_core.files import atomic_folder
@@ -122,6 +123,7 @@ def test_all_of_the_input_and_ours(tmp_path, pictures, model, storage, capsys):
     assert [time for topic, time, _ in written if topic == '/kp2d/matches'] == times[1:]
     (described,) = [data for topic, _, data in written if topic == '/kp2d/info']
     facts = json.loads(STORE.deserialize_cdr(described, TEXT).data)
+    assert facts['weights'] == load_checkpoint(model).digest()[:16]
     assert facts['calibrated'] and (facts['image_width'], facts['image_height']) == (160, 120)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['in', 'out']
 

@@ -37,6 +37,7 @@ from kp2d_core.export.quantization import load_calibration
 from kp2d_core.export.source import Profile, read_exported
 from kp2d_core.image_headers import declared_size
 from kp2d_core.images import ENCODINGS, decode, decode_compressed, read_image
+from kp2d_core.odometry.words import load_words
 from kp2d_core.reference_checkpoint import read_reference_checkpoint
 from kp2d_core.training.config import TrainingConfig
 from kp2d_core.training.recipes import config_from_dict, override
@@ -133,6 +134,26 @@ def test_model_files(folder, data):
         return
     assert found.weights.keys() == small().weights.keys()
     assert all(np.isfinite(value).all() for value in found.weights.values())
+
+
+@cache
+def words_file() -> bytes:
+    rows = np.eye(4, 8, dtype=np.float32)
+    metadata = {'format': 'kp2d-words-1', 'checkpoint': small().digest(), 'origin': '{"seed": 0}'}
+    return save({'words': rows}, metadata)
+
+
+@examples(60)
+@given(damage(words_file(), 400))
+def test_files_of_visual_words(folder, data):
+    path = folder / 'm.words.safetensors'
+    path.write_bytes(data())
+    try:
+        found = load_words(path)
+    except FileError as error:
+        assert len(str(error)) < 600
+        return
+    assert np.allclose(np.linalg.norm(found.values, axis=1), 1, atol=1e-5)
 
 
 @cache

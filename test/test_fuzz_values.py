@@ -170,6 +170,7 @@ OPTIONS = {
     'evaluate': ['--data', '--shift', '--robustness', '--motion', '--size', '--top-k', '--seeds',
                  '--gaps', '--model', '--baselines', '--json', '--html', '--nms-radius'],
     'make-sequences': ['--size', '--seed', '-o'],
+    'train-words': ['--data', '--words', '--seed', '--model', '-o'],
     'train': ['--minutes', '--seed', '--steps', '--every', '--config', '--val', '--init'],
 }  # fmt: skip
 

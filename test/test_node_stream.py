@@ -19,6 +19,7 @@ from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 
 from kp2d_core import KeypointDetector
+from kp2d_core.checkpoint import load_checkpoint
 from kp2d_core.tracking import Tracker
 from kp2d_ros.clouds import read_points
 from kp2d_ros.messages import LATCHED, keypoints_from_cloud
@@ -298,6 +299,7 @@ def test_camera_info_gives_rays(robot, images, keypoints, photograph, clock):
     np.testing.assert_allclose(found.rays, expected, atol=1e-5)
     facts = json.loads(told[-1].data)
     assert facts['layout'] == LAYOUT and facts['model'].endswith('.safetensors')
+    assert facts['weights'] == load_checkpoint(facts['model']).digest()[:16]
     assert (facts['image_width'], facts['image_height']) == (160, 120)
     assert facts['descriptor_size'] == found.features.descriptors.shape[1]
     count = len(told)

@@ -1,5 +1,6 @@
 """The odometry node in a process of its own, over DDS: keypoints of a rendered corridor in."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +13,12 @@ from nav_msgs.msg import Odometry as OdometryMessage
 from nav_msgs.msg import Path as PathMessage
 from robot import Process, Robot, new_domain
 from sensor_msgs.msg import CameraInfo, PointCloud2
-from std_msgs.msg import Header
+from std_msgs.msg import Header, String
 from std_srvs.srv import Trigger
 
 from kp2d_core import KeypointDetector
 from kp2d_core.camera import pinhole_info
+from kp2d_core.checkpoint import find_checkpoint, load_checkpoint
 from kp2d_core.odometry.trajectory import errors
 from kp2d_core.views import worlds
 from kp2d_ros.clouds import read_points
@@ -58,6 +60,9 @@ class Feed:
         self.infos = robot.publisher(CameraInfo, '/kp2d/camera_info', LATCHED)
         self.infos.publish(self.info)
         self.stamp = 10**9
+        self.described = robot.publisher(String, '/kp2d/info', LATCHED)
+        digest = load_checkpoint(find_checkpoint('small')).digest()
+        self.described.publish(String(data=json.dumps({'model': 'small', 'weights': digest})))
 
     def ready(self) -> None:
         self.robot.wait(lambda: figures(self.robot)['camera_info'] == 'known', 'camera_info')
@@ -169,6 +174,7 @@ def test_the_path_is_the_true_one(run, corridor):
     assert len(odometry) >= len(poses) - 12, found  # it starts once the camera has moved
     assert int(found['frames lost']) == int(found['frames failed']) == 0
     assert found['state'] == 'tracking'
+    assert found['visual words'] == 'of the model'
     truth = truth_of(odometry, poses, first)
     off = errors(camera_poses(odometry), truth)
     length = np.linalg.norm(np.diff(truth[:, :3, 3], axis=0), axis=1).sum()
@@ -275,6 +281,19 @@ def test_damaged_input_is_refused_with_advice(run, corridor):
     robot.wait(lambda: int(figures(robot)['frames damaged']) == damaged + 2, 'its refusal')
     assert 'same camera_info' in figures(robot)['last problem']
     assert node.process.poll() is None
+
+
+def test_other_weights_begin_anew_and_their_words_are_not_taken_for_others(run, corridor):
+    robot, node, feed, *_ = run
+    features, _ = corridor
+    feed.described.publish(String(data=json.dumps({'model': 'small', 'weights': '1' * 16})))
+    robot.wait(lambda: 'learned' in figures(robot)['visual words'], 'the other model')
+    node.wait_for('visual words are learned from the frames: ')
+    assert 'words of other weights' in node.output
+    total = handled(figures(robot)) + 1
+    feed.send(features[0])
+    robot.wait(lambda: handled(figures(robot)) == total, 'the frame')
+    assert figures(robot)['reset: descriptors of another model'] == '1'
 
 
 def test_the_height_of_the_camera_gives_metres(tmp_path, robot, domain, corridor):

@@ -18,6 +18,7 @@ from kp2d_core.commands.arguments import (
     detection_options,
     load_detector,
 )
+from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError, ModelError
 from kp2d_core.exchange import (
     Named,
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     images = images_of(args)
     if args.format == 'npz':
         return extract_npz(args, images)
-    named = extract_named(args, images)
+    named = extract_named(args, images, load_detector(args))
     if args.format == 'hloc':
         save_hloc_features(args.output, zip(named.names, named.features, strict=True))
         print(f'{len(named.names)} of {len(images)} images written to {args.output}')
@@ -83,7 +84,7 @@ def extract_npz(args: argparse.Namespace, images: list[Path]) -> int:
         keep_inputs(images, outputs)
     targets = dict(zip(images, outputs, strict=True))
     written = 0
-    for path, image, features in extracted(args, images):
+    for path, image, features in extracted(args, images, load_detector(args)):
         save_npz(targets[path], features)
         if args.overlay:
             write_image(overlay_path(targets[path]), draw_keypoints(image, features))
@@ -92,9 +93,11 @@ def extract_npz(args: argparse.Namespace, images: list[Path]) -> int:
     return 0 if written == len(images) else 1
 
 
-def extract_named(args: argparse.Namespace, images: list[Path]) -> Named:
+def extract_named(
+    args: argparse.Namespace, images: list[Path], detector: KeypointDetector
+) -> Named:
     """Extract the features of all readable images, by name; raise FileError if there are none."""
-    found = {path: features for path, _, features in extracted(args, images)}
+    found = {path: features for path, _, features in extracted(args, images, detector)}
     if not found:
         raise FileError('none of the images could be used')
     root, names = names_below(list(found))
@@ -102,9 +105,8 @@ def extract_named(args: argparse.Namespace, images: list[Path]) -> Named:
 
 
 def extracted(
-    args: argparse.Namespace, images: list[Path]
+    args: argparse.Namespace, images: list[Path], detector: KeypointDetector
 ) -> Iterator[tuple[Path, Image, Features]]:
-    detector = load_detector(args)
     options = detection_options(args)
     for path in tqdm(images, unit='image', disable=None):
         try:

@@ -7,8 +7,16 @@ import platform
 from pathlib import Path
 
 from kp2d_core import runtimes
-from kp2d_core.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, shipped_models
+from kp2d_core.checkpoint import (
+    SHORT_DIGEST,
+    Checkpoint,
+    find_checkpoint,
+    load_checkpoint,
+    shipped_models,
+)
+from kp2d_core.errors import FileError
 from kp2d_core.evaluation.tables import EXPLANATIONS
+from kp2d_core.odometry.words import find_words
 from kp2d_core.version import __version__
 
 VALIDATION = (
@@ -57,8 +65,9 @@ def describe_model(model: str) -> str:
         f'  descriptor map  1/{architecture.descriptor_stride} of the resolution',
         f'  training steps  {checkpoint.step}',
         f'  written by      kp2d {checkpoint.package_version}',
-        f'  digest          {checkpoint.digest()[:16]}',
+        f'  digest          {checkpoint.digest()[:SHORT_DIGEST]}',
     ]
+    lines.append(f'  visual words    {_words(path, checkpoint)}')
     if checkpoint.notes:
         lines.append(f'  notes           {checkpoint.notes}')
     if checkpoint.evaluation:
@@ -69,6 +78,16 @@ def describe_model(model: str) -> str:
     return '\n'.join(lines)
 
 
+def _words(path: Path, checkpoint: Checkpoint) -> str:
+    try:
+        words = find_words(path, checkpoint.digest())
+    except FileError as error:
+        return f'none: {error}'
+    if words is None:
+        return 'none: they are learned from each recording'
+    return f'{len(words.values)}, of {words.origin.get("photographs", "?")} photographs'
+
+
 def describe_exported(path: Path) -> str:
     from kp2d_core.export.source import read_exported  # needs onnx
 
@@ -77,7 +96,7 @@ def describe_exported(path: Path) -> str:
     return (
         f'{path.name}: exported {architecture.variant}, {exported.profile}, '
         f'{architecture.descriptor_size}-d descriptors\n'
-        f'  weights digest  {exported.checkpoint_digest[:16]}'
+        f'  weights digest  {exported.checkpoint_digest[:SHORT_DIGEST]}'
     )
 
 

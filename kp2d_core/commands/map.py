@@ -19,8 +19,11 @@ from kp2d_core.commands.arguments import (
     positive,
 )
 from kp2d_core.commands.extract import camera_of, extract_named
+from kp2d_core.commands.odometry import words_of
+from kp2d_core.detector import KeypointDetector
 from kp2d_core.errors import FileError
 from kp2d_core.exchange import Named, match_all, save_colmap
+from kp2d_core.features import Float
 from kp2d_core.images import IMAGE_SUFFIXES, find_images
 from kp2d_core.odometry.reconstruction import choose_map_pairs, keep_others, reconstruct
 from kp2d_core.odometry.recordings import SCENES, Recording, open_recording
@@ -73,18 +76,18 @@ def run(args: argparse.Namespace) -> int:
     import pycolmap  # noqa: F401  before an hour of work, not after it
 
     keep_others(args.output, ('images', 'database.db'))
-    recording = _recording(args)
+    recording, detector = _recording(args), load_detector(args)
     if recording is None:
         args.images = [Path(image) for image in args.images]
         files = find_images(args.images)
         if len(files) < 2:
             raise ValueError('a model needs two images or more')
         camera, sequence = camera_of(args), args.sequence
-        named = extract_named(args, files)
+        named = extract_named(args, files, detector)
     else:
         camera, sequence = recording.rig.cameras[0], True
-        named = _frames(args, recording)
-    model = _map(args, named, camera, sequence)
+        named = _frames(args, recording, detector)
+    model = _map(args, named, camera, sequence, words_of(detector))
     return 0 if model == len(named.names) else 1
 
 
@@ -100,9 +103,9 @@ def _recording(args: argparse.Namespace) -> Recording | None:
     return None
 
 
-def _frames(args: argparse.Namespace, recording: Recording) -> Named:
+def _frames(args: argparse.Namespace, recording: Recording, detector: KeypointDetector) -> Named:
     """Extract features of a recording; save its frames next to the model for COLMAP."""
-    detector, options = load_detector(args), detection_options(args)
+    options = detection_options(args)
     folder = args.output / 'images'
     names, features = [], []
     shots = tqdm(recording.shots(), total=recording.count, unit='frame', disable=None)
@@ -116,8 +119,14 @@ def _frames(args: argparse.Namespace, recording: Recording) -> Named:
     return Named(folder, names, features)
 
 
-def _map(args: argparse.Namespace, named: Named, camera: Camera | None, sequence: bool) -> int:
-    pairs = choose_map_pairs(named.features, sequence)
+def _map(
+    args: argparse.Namespace,
+    named: Named,
+    camera: Camera | None,
+    sequence: bool,
+    words: Float | None,
+) -> int:
+    pairs = choose_map_pairs(named.features, sequence, words)
     matched = tqdm(match_all(named, pairs), total=len(pairs), unit='pair', disable=None)
     args.output.mkdir(parents=True, exist_ok=True)
     database = args.output / 'database.db'

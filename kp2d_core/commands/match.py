@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     images = images_of(args)
     if len(images) < 2:
         raise ValueError('there is only one image: matching needs two or more')
-    named = extract_named(args, images)
+    named = extract_named(args, images, load_detector(args))
     if args.format == 'colmap':
         write_colmap(args, named, **options_of(args, 'none'))
     elif args.format == 'hloc':

@@ -19,6 +19,9 @@ from kp2d_core.commands.arguments import (
     positive,
     size,
 )
+from kp2d_core.detector import KeypointDetector
+from kp2d_core.errors import FileError
+from kp2d_core.features import Float
 from kp2d_core.files import atomic_write
 from kp2d_core.odometry.recordings import SCENES, Recording, open_recording
 from kp2d_core.odometry.report import (
@@ -40,6 +43,7 @@ from kp2d_core.odometry.runs import (
 from kp2d_core.odometry.settings import Settings
 from kp2d_core.odometry.spoiling import HARDSHIPS, SPOILS
 from kp2d_core.odometry.trajectory import write_tum
+from kp2d_core.odometry.words import find_words
 
 DESCRIPTION = """\
 Estimate the trajectory of a calibrated camera and a map of points from a recording. Where the
@@ -143,7 +147,10 @@ def run(args: argparse.Namespace) -> int:
     print(f'{detector.runtime.model} on {detector.runtime.description}')
     options = detection_options(args)
     ours = Method(
-        detector.runtime.model, lambda image: detector.detect(image, **options), Settings()
+        detector.runtime.model,
+        lambda image: detector.detect(image, **options),
+        Settings(),
+        words_of(detector),
     )
     methods = [ours, *methods]
     if args.hardships:
@@ -163,6 +170,16 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         print(f'report in {write_html(args.html, runs, recording)}')
     return 0 if len(runs[0].chosen()) else 1
+
+
+def words_of(detector: KeypointDetector) -> Float | None:
+    """Return the visual words of the detector's model; say why if its file cannot be used."""
+    try:
+        words = find_words(detector.runtime.model, detector.runtime.digest)
+    except FileError as error:
+        print(f'the visual words are learned from the images: {error}', file=sys.stderr)
+        return None
+    return None if words is None else words.values
 
 
 def _run_hardships(

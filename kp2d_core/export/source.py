@@ -99,6 +99,12 @@ class ModelSource:
     ranges: Ranges | None = None  # with a checkpoint and int8
     graph: bytes | None = None  # with an exported file
     fixed: Profile | None = None  # likewise
+    exported_digest: str = ''  # of the weights in the graph
+
+    @property
+    def digest(self) -> str:
+        """The digest of the weights; '' if it is not known."""
+        return self.checkpoint.digest() if self.checkpoint is not None else self.exported_digest
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -160,7 +166,11 @@ def _exported(path: Path, precision: str) -> ModelSource:
     if precision not in ('auto', profile.precision):
         raise ValueError(f'{path} was exported as {profile.precision}, not as {precision}')
     return ModelSource(
-        exported.architecture, profile.precision, graph=exported.graph, fixed=profile
+        exported.architecture,
+        profile.precision,
+        graph=exported.graph,
+        fixed=profile,
+        exported_digest=exported.checkpoint_digest,
     )
 
 

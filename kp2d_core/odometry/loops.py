@@ -45,10 +45,17 @@ class Loop:
 
 
 def find_loops(
-    first: Map, second: Map, settings: Settings, random: np.random.Generator
+    first: Map,
+    second: Map,
+    settings: Settings,
+    random: np.random.Generator,
+    words: Float | None = None,
 ) -> list[Loop]:
-    """Find loops within a map (pass it twice) or between two maps."""
-    retrieval = Retrieval()
+    """Find loops within a map (pass it twice) or between two maps.
+
+    words  visual words of the descriptors; None: learn them from the first map
+    """
+    retrieval = Retrieval(words)
     loops: list[Loop] = []
     if not first.keyframes:
         return loops

@@ -11,11 +11,11 @@ import numpy as np
 
 from kp2d_core.camera import Camera
 from kp2d_core.checks import number
-from kp2d_core.features import Features
+from kp2d_core.features import Features, Float
 from kp2d_core.matching import as_float32
 from kp2d_core.odometry.frames import Frame, Map, Placed, Rig, Sights, make_frame
 from kp2d_core.odometry.geometry import Matrix, invert
-from kp2d_core.odometry.loops import adjust_all, close_loops, find_loops, join_maps
+from kp2d_core.odometry.loops import Loop, adjust_all, close_loops, find_loops, join_maps
 from kp2d_core.odometry.mapping import add_keyframe, adjust_frames, depth_of
 from kp2d_core.odometry.retrieval import Retrieval
 from kp2d_core.odometry.settings import Settings
@@ -23,6 +23,7 @@ from kp2d_core.odometry.shutter import Shutter, straighten
 from kp2d_core.odometry.start import Starter, start_from_rig
 from kp2d_core.odometry.thinning import inherited, thin_out
 from kp2d_core.odometry.tracking import Fit, relocalise, resettle, settle_placed, track
+from kp2d_core.odometry.words import check_words
 from kp2d_core.threads import one_blas_thread
 
 MOST_PLACED = 100_000  # kept poses, about an hour; beyond it, every second old one is removed
@@ -70,12 +71,21 @@ class Odometry:
     """
 
     def __init__(
-        self, camera: Camera | Rig, settings: Settings | None = None, *, seed: int = 0
+        self,
+        camera: Camera | Rig,
+        settings: Settings | None = None,
+        *,
+        words: Float | None = None,
+        seed: int = 0,
     ) -> None:
+        """words  (K, D) visual words of the descriptors, see words.py; None: learn them"""
+        if words is not None:
+            check_words(words)
         if isinstance(camera, Camera):
             camera = Rig((camera,), np.eye(4)[None])
         self.rig = camera
         self.settings = settings or Settings()
+        self.words = words
         self._seed = seed
         self.reset()
 
@@ -90,13 +100,20 @@ class Odometry:
         self._length: int | None = None  # of the descriptors
         self._lost_for = 0
         self._starter = self._new_starter()
-        self._retrieval = Retrieval()
+        self._retrieval = Retrieval(self.words)
         self._keyframes: dict[int, tuple[Map, Frame]] = {}  # by the frame's number
         self._last: Frame | None = None  # the last frame with a pose
         self._motion = np.eye(4)  # of the last frame from the one before
         self._most = 0  # points that a frame saw since the last keyframe
         self.shutter = Shutter(self.settings.readout)
         self._beside: dict[int, list[Placed]] = {}  # by the keyframe's number, while it finishes
+
+    def use_words(self, words: Float) -> None:
+        """Use visual words that became known late, unless others have been learned already."""
+        check_words(words)
+        if self.words is None and self._retrieval.words is None:
+            self._retrieval.use(words)
+        self.words = words
 
     def _new_starter(self) -> Starter:
         return Starter(self.rig, self.settings, self._random)
@@ -135,6 +152,10 @@ class Odometry:
         if self._length not in (None, found.shape[1]):
             raise ValueError(
                 f'descriptors have {found.shape[1]} values, those of the map have {self._length}'
+            )
+        if self.words is not None and self.words.shape[1] != found.shape[1]:
+            raise ValueError(
+                f'descriptors have {found.shape[1]} values, the words {self.words.shape[1]}'
             )
         if not np.isfinite(found).all():
             raise ValueError('descriptors hold NaN or infinity')
@@ -339,7 +360,7 @@ class Odometry:
         for world in self.maps:
             if self.shutter.readout:
                 self.shutter.correct(world, *self.trajectory(world.number))
-            found = find_loops(world, world, self.settings, self._random) if loops else []
+            found = self._loops(world, world) if loops else []
             closed += len(found)
             if found:
                 close_loops(world, found, self.settings, self._rescaled)
@@ -352,11 +373,14 @@ class Odometry:
             self._last, self._lost_for = None, 1
         return closed
 
+    def _loops(self, first: Map, second: Map) -> list[Loop]:
+        return find_loops(first, second, self.settings, self._random, self.words)
+
     def _join_maps(self) -> None:
         """Merge later maps into earlier ones where they overlap."""
         for second in list(reversed(self.maps[1:])):
             for first in self.maps[: self.maps.index(second)]:
-                found = find_loops(first, second, self.settings, self._random)
+                found = self._loops(first, second)
                 if not found:
                     continue
                 best = max(found, key=lambda loop: len(loop.points[0]))

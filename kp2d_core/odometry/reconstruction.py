@@ -12,7 +12,7 @@ from typing import Any
 
 from kp2d_core.errors import FileError
 from kp2d_core.exchange import Pair
-from kp2d_core.features import Features
+from kp2d_core.features import Features, Float
 from kp2d_core.files import atomic_write
 from kp2d_core.odometry.retrieval import Retrieval
 
@@ -36,11 +36,14 @@ class Model:
     models: int  # that there are: places between which no image leads
 
 
-def choose_map_pairs(features: Sequence[Features], sequence: bool) -> list[Pair]:
+def choose_map_pairs(
+    features: Sequence[Features], sequence: bool, words: Float | None = None
+) -> list[Pair]:
     """Choose the pairs of images to match.
 
     Few images: all pairs. A sequence: each image with the following ones, and with similar ones,
     which closes loops. Many images: each with the most similar ones.
+    words  visual words of the descriptors; None: learn them from the first images
     """
     count = len(features)
     if count <= FEW and not sequence:
@@ -48,7 +51,7 @@ def choose_map_pairs(features: Sequence[Features], sequence: bool) -> list[Pair]
     pairs: set[Pair] = set()
     if sequence:
         pairs |= {(i, j) for i in range(count) for j in range(i + 1, min(i + AFTER + 1, count))}
-    retrieval = Retrieval()
+    retrieval = Retrieval(words)
     for number, found in enumerate(features):
         retrieval.add(number, found.descriptors)
     wanted = LOOPS if sequence else ALIKE

@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kp2d_core.evaluation.methods import baseline
-from kp2d_core.features import Features, select
+from kp2d_core.features import Features, Float, select
 from kp2d_core.images import Image
 from kp2d_core.odometry.geometry import Ints, Matrix
 from kp2d_core.odometry.odometry import Odometry, State
@@ -37,6 +37,7 @@ class Method:
     name: str
     extract: Extract
     settings: Settings
+    words: Float | None = None  # visual words of the descriptors; None: they are learned
 
 
 @dataclass
@@ -140,7 +141,7 @@ def _run(
     loops: bool,
     progress: bool,
 ) -> Run:
-    odometry = Odometry(recording.rig, method.settings, seed=seed)
+    odometry = Odometry(recording.rig, method.settings, words=method.words, seed=seed)
     estimates = []
     feature_seconds = odometry_seconds = wall_seconds = 0.0
     known = bool(kept)

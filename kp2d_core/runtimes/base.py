@@ -47,6 +47,7 @@ class Runtime(Protocol):
     name: str  # as in `KeypointDetector.load(runtime=...)`
     description: str  # library, version, device and precision
     model: str  # a shipped name or a file
+    digest: str  # of the weights; '': not known
     reason: str  # why it was chosen
     problem: str  # which better runtime is installed but broken; '': none
     descriptor_size: int
@@ -87,6 +88,7 @@ class CompiledRuntime(ABC):
 
     def __init__(self, source: ModelSource) -> None:
         self.source = source
+        self.digest = source.digest
         self.descriptor_size = source.architecture.descriptor_size
         self.cell = source.architecture.cell
         self.score_line = source.architecture.score_line

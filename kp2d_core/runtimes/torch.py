@@ -26,6 +26,7 @@ class TorchRuntime:
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
         self.network = KeyPointNet.from_checkpoint(checkpoint).to(self.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.digest = checkpoint.digest()
         self.descriptor_size = checkpoint.architecture.descriptor_size
         self.cell = checkpoint.architecture.cell
         self.score_line = checkpoint.architecture.score_line

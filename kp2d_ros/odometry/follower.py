@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kp2d_core.camera import Camera, camera_from_info
-from kp2d_core.features import Features
+from kp2d_core.features import Features, Float
 from kp2d_core.files import atomic_write
 from kp2d_core.geometry import Matrix
 from kp2d_core.odometry import Estimate, Odometry, Rig, Settings, State
@@ -41,6 +41,14 @@ class Step:
     scale_known: bool
 
 
+@dataclass(frozen=True)
+class Source:
+    """The network that the descriptors come from, as far as it is known."""
+
+    digest: str = ''  # of its weights; '': not known
+    words: Float | None = None  # visual words of its descriptors; None: they are learned
+
+
 class Follower:
     """Runs the odometry. Thread-safe: other threads may read while `update` runs."""
 
@@ -51,6 +59,7 @@ class Follower:
         self.resets: Counter[str] = Counter()
         self._odometry: Odometry | None = None
         self._length = 0  # of the descriptors
+        self._source = Source()
         self._forget()
 
     def _forget(self) -> None:
@@ -78,7 +87,13 @@ class Follower:
 
     # Frames
 
-    def update(self, keypoints: list[Keypoints], infos: list[Any], stamp: int) -> Step | None:
+    def update(
+        self,
+        keypoints: list[Keypoints],
+        infos: list[Any],
+        stamp: int,
+        source: Source = Source(),  # noqa: B008  it never changes
+    ) -> Step | None:
         """Process the keypoints of one camera, or of left and right; None for a repeated stamp.
 
         Raises ValueError if the keypoints do not fit the calibration.
@@ -96,7 +111,7 @@ class Follower:
         with self._lock:
             if self._last is not None and stamp == self._last:
                 return None
-            self._begin_if_needed(parts, self._rig(cameras, infos), stamp)
+            self._begin_if_needed(parts, self._rig(cameras, infos), stamp, source)
             assert self._odometry is not None
             self._last = stamp
             given = parts if len(parts) > 1 else parts[0]
@@ -112,19 +127,29 @@ class Follower:
             mounts[1][0, 3] = -stereo_baseline(infos[1], self._settings.stereo_baseline)
         return Rig(tuple(cameras), np.array(mounts))
 
-    def _begin_if_needed(self, parts: list[Features], rig: Rig, stamp: int) -> None:
+    def _begin_if_needed(
+        self, parts: list[Features], rig: Rig, stamp: int, source: Source
+    ) -> None:
         length = parts[0].descriptors.shape[1]
+        words = source.words
+        if words is not None and words.shape[1] != length:  # a message that came too early
+            words = None
         if self._odometry is not None:
             before = self._odometry.rig
             if before.cameras != rig.cameras or not np.array_equal(before.mounts, rig.mounts):
                 self._reset('another calibration')
-            elif length != self._length:
+            elif length != self._length or _differ(source, self._source):
                 self._reset('descriptors of another model')
             elif self._last is not None and stamp < self._last:
                 self._reset('time went backwards')
         if self._odometry is None:
-            self._odometry = Odometry(rig, Settings(max_keyframes=self._settings.max_keyframes))
-            self._length = length
+            settings = Settings(max_keyframes=self._settings.max_keyframes)
+            self._odometry = Odometry(rig, settings, words=words)
+            self._length, self._source = length, source
+        elif source.digest and not self._source.digest:  # known late
+            self._source = source
+            if words is not None:
+                self._odometry.use_words(words)
 
     def _step(self, estimate: Estimate, stamp: int) -> Step:
         number, pose = estimate.map_number, estimate.pose
@@ -255,6 +280,11 @@ class Follower:
         write_ply(paths[0], points)
         write_tum(paths[1], stamps, bases)
         return paths
+
+
+def _differ(first: Source, second: Source) -> bool:
+    """Whether descriptors of two sources cannot be compared, as far as is known."""
+    return bool(first.digest and second.digest and first.digest != second.digest)
 
 
 def fitting_camera(keypoints: Keypoints, info: Any) -> Camera:

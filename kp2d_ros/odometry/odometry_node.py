@@ -18,10 +18,13 @@ from rclpy.clock import Clock
 from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo, PointCloud2
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
+from kp2d_core.checks import parse_json
 from kp2d_core.errors import FileError
 from kp2d_core.odometry import State
+from kp2d_core.odometry.words import find_words
 from kp2d_ros import parameters
 from kp2d_ros.compat import (
     ClockType,
@@ -32,7 +35,7 @@ from kp2d_ros.compat import (
 from kp2d_ros.inputs import QUIET
 from kp2d_ros.lifecycle import FAILURE, SUCCESS, PatientLifecycleNode, logged
 from kp2d_ros.messages import LATCHED, keypoints_from_cloud
-from kp2d_ros.odometry.follower import Follower, Step
+from kp2d_ros.odometry.follower import Follower, Source, Step
 from kp2d_ros.odometry.outputs import OdometryOutputs, TFMessage
 from kp2d_ros.odometry.report import ARBITRARY, SLOW, OdometryHealth, status
 from kp2d_ros.odometry.settings import ODOMETRY_TABLE, OdometrySettings, changed
@@ -59,6 +62,7 @@ class OdometryNode(PatientLifecycleNode):
         self._thread: FollowerThread | None = None
         self._subscriptions_: list[Any] = []
         self._infos: dict[int, CameraInfo] = {}  # by side
+        self._source = Source()
         self._health = OdometryHealth(topic=self.resolve_topic_name('keypoints'))
         self._since: dict[str, float] = {}  # event -> time.monotonic()
         self._finished_at: deque[float] = deque(maxlen=60)
@@ -157,6 +161,7 @@ class OdometryNode(PatientLifecycleNode):
         self._outputs = self._follower = None
         self._health.last = None
         self._infos.clear()
+        self._source = Source()
 
     # Input
 
@@ -194,6 +199,19 @@ class OdometryNode(PatientLifecycleNode):
                     )
                 )
 
+        self._subscriptions_.append(
+            self.create_subscription(
+                String, 'info', self._described, LATCHED, event_callbacks=quiet
+            )
+        )
+
+    def _described(self, message: String) -> None:
+        """Find the visual words of the model that the keypoint node runs."""
+        self._source, problem = source_of(message.data)
+        self._health.words = OdometryHealth.words if self._source.words is None else 'of the model'
+        if problem:
+            self.get_logger().warning(f'visual words are learned from the frames: {problem}')
+
     def _arrived(self, side: int, cloud: PointCloud2) -> None:
         now = self._since['keypoints'] = time.monotonic()
         clouds: list[Any] | None = [cloud]
@@ -210,7 +228,7 @@ class OdometryNode(PatientLifecycleNode):
             self._count('damaged')
             self._problem('damaged', 'keypoints arrived, but no camera_info yet')
             return
-        dropped = self._thread.submit(Job(clouds, infos, now))
+        dropped = self._thread.submit(Job(clouds, infos, now, self._source))
         if dropped:
             self._health.overflow += dropped
             self.get_logger().warning(SLOW, throttle_duration_sec=QUIET)
@@ -224,7 +242,7 @@ class OdometryNode(PatientLifecycleNode):
         keypoints = [keypoints_from_cloud(cloud) for cloud in job.clouds]
         header = job.clouds[0].header
         began = time.monotonic()
-        step = follower.update(keypoints, job.infos, nanoseconds(header.stamp))
+        step = follower.update(keypoints, job.infos, nanoseconds(header.stamp), job.source)
         if step is None:
             self._count('repeated')
             return
@@ -360,6 +378,20 @@ class OdometryNode(PatientLifecycleNode):
         response.success = True
         response.message = f'wrote {" and ".join(map(str, paths))}{unit}'
         return response
+
+
+def source_of(text: str) -> tuple[Source, str]:
+    """Read a message of `info`; also return why the words of its model cannot be used, if so."""
+    source = Source()
+    try:
+        facts = parse_json(text)
+        if not isinstance(facts, dict):
+            raise ValueError('info does not describe a model')
+        source = Source(str(facts.get('weights', '')))
+        words = find_words(str(facts.get('model', '')), source.digest)
+    except (ValueError, OSError, FileError) as error:
+        return source, str(error)
+    return (source if words is None else Source(source.digest, words.values)), ''
 
 
 def nanoseconds(stamp: Any) -> int:

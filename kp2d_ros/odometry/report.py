@@ -44,6 +44,7 @@ class OdometryHealth:
     tracked: bool = False  # at least one frame had a pose
     tracked_for: float = 0.0  # seconds since the first pose
     scale: str = 'arbitrary'
+    words: str = 'learned from the frames'  # the visual words that find places again
     problem: str = ''  # latest problem since the last report
     failed: bool = False  # the problem is an error in our code
     last_problem: str = ''
@@ -114,6 +115,7 @@ def status(name: str, health: OdometryHealth) -> DiagnosticStatus:
         'matches': last.matches if last is not None else 0,
         'reprojection (px)': f'{last.reprojection if last is not None else 0:.2f}',
         'scale': health.scale,
+        'visual words': health.words,
         'camera_info': 'known' if health.has_camera_info else 'not known yet',
         'rate (Hz)': f'{health.rate:.2f}',
         'update p50 (ms)': f'{health.update_ms:.1f}',

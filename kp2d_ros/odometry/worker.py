@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kp2d_ros.odometry.follower import Source
 from kp2d_ros.pipeline import THREAD_NAME
 
 
@@ -19,6 +20,7 @@ class Job:
     clouds: list[Any]
     infos: list[Any]
     arrived: float  # time.monotonic()
+    source: Source  # of the descriptors
 
 
 class FollowerThread:
