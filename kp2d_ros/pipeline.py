@@ -38,8 +38,6 @@ BLACK = 16  # of 255: the brightest pixel of a covered lens
 STRONG, FEW = 0.45, 20  # a textured image has more keypoints than these few above this score
 
 Item = TypeVar('Item')
-
-
 Plan = tuple[Work, list[list[Size]]]  # compiled settings, and the sizes for each frame
 
 
@@ -63,6 +61,7 @@ class Pipeline:
         self.mask = mask
         self.compiler = Compiler(detector, in_background)
         self.streams = [Stream() for _ in range(cameras)]
+        # The images of a lane run as one batch, those of other lanes at the same time.
         shares = detector.runtime.share(cameras) if cameras > 1 else 1
         self.lanes = [range(first, cameras, shares) for first in range(shares)]
         self._usable: set[tuple[Any, ...]] = set()  # settings and sizes that passed `check`
