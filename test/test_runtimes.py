@@ -182,6 +182,30 @@ def test_threads_share_a_graph(count, threads, shares, photographs):
     assert len(shared._compiled) == 1
 
 
+FIRST_CALLS = """
+import sys, threading
+import numpy as np
+from kp2d_core.runtimes import open_runtime
+sys.setswitchinterval(1e-4)
+runtime = open_runtime('small', runtime='openvino', threads=2)
+assert runtime.share(2) == 2
+images = np.zeros((1, 120, 160, 3), np.uint8)
+runtime.prepare(images.shape, 200)
+together = threading.Barrier(2)
+threads = [
+    threading.Thread(target=lambda: (together.wait(), runtime.run(images, 200))) for _ in range(2)
+]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_two_first_calls_at_once_do_not_hang():
+    """In OpenVINO 2026.4 every second process did."""
+    for _ in range(3):
+        subprocess.run([sys.executable, '-c', FIRST_CALLS], check=True, timeout=60)
+
+
 @pytest.mark.parametrize('runtime', [name for name in COMPILED if name != 'openvino'])
 def test_other_runtimes_want_one_batch(runtime, models):
     assert open_runtime(models['small'], runtime=runtime, threads=2).share(2) == 1
