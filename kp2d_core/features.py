@@ -184,11 +184,11 @@ def count_votes(
         from_lower = np.bincount(higher, values[lower], len(values))
         sums.append(values + from_higher + from_lower)
     doubt, weight, x, y = sums
-    order = np.argsort(doubt, kind='stable')
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    first, second = rank[lower], rank[higher]
-    stays = order[_undominated(np.minimum(first, second), np.maximum(first, second), len(order))]
+    rank = np.where(np.isnan(doubt), np.inf, doubt)
+    turned = rank[higher] < rank[lower]
+    better, worse = np.where(turned, higher, lower), np.where(turned, lower, higher)
+    stays = np.flatnonzero(_undominated(better, worse, len(rank)))
+    stays = stays[np.argsort(rank[stays], kind='stable')]
     points = np.column_stack([x, y])[stays] / weight[stays, None]
     slope, offset = score_line
     logit = np.log(np.maximum(np.expm1(-doubt[stays]), 1e-30))
@@ -334,22 +334,28 @@ def _suppress_one_by_one(points: Float, radius: float) -> NDArray[np.bool_]:
 
 def _close_pairs(points: Float, radius: float) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
     """Find all pairs of indices (lower, higher) of points closer than `radius`; None: too many."""
-    count = 0
-    order = np.argsort(points[:, 0], kind='stable')
+    order = np.argsort(points[:, 0])
     x, y = points[order, 0], points[order, 1]
+    # How many points to the right of each are near enough along x, or hardly too far.
+    following = np.searchsorted(x, x + np.float32(radius * (1 + 1e-6) + 1e-3), side='right')
+    following -= np.arange(1, len(x) + 1)
+    ends = np.cumsum(following)
     lower: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
     higher: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)]
-    for shift in range(1, len(points)):
-        dx = x[shift:] - x[:-shift]
-        if dx.min() >= radius:
-            break
-        near = np.flatnonzero(dx**2 + (y[shift:] - y[:-shift]) ** 2 < radius**2)
+    begin = count = done = 0
+    while begin < len(x):
+        end = max(int(np.searchsorted(ends, done + MOST_PAIRS // 4, side='right')), begin + 1)
+        each, total = following[begin:end], int(ends[end - 1]) - done
+        left = np.repeat(np.arange(begin, end), each)
+        right = np.arange(done, done + total) - np.repeat(ends[begin:end] - each, each) + left + 1
+        near = np.flatnonzero((x[right] - x[left]) ** 2 + (y[right] - y[left]) ** 2 < radius**2)
         count += len(near)
         if count > MOST_PAIRS:
             return None
-        first, second = order[near], order[near + shift]
+        first, second = order[left[near]], order[right[near]]
         lower.append(np.minimum(first, second))
         higher.append(np.maximum(first, second))
+        begin, done = end, int(ends[end - 1])
     return np.concatenate(lower), np.concatenate(higher)
 
 

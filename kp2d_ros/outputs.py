@@ -249,9 +249,7 @@ class Outputs:
         self._described = String()
         self._overlay = Overlay()
 
-    def publish(
-        self, result: Result, header: Any, settings: Settings, first: tuple[Result, Any]
-    ) -> None:
+    def publish(self, result: Result, header: Any, settings: Settings) -> None:
         """Publish keypoints first, because motion estimation waits for them."""
         if self._wanted('keypoints'):
             kind = settings.descriptor_format
@@ -275,10 +273,15 @@ class Outputs:
             self._topics['matches'].publish(cloud)
         if self._wanted('debug_image') or self._wanted('debug_image/compressed'):
             self._publish_overlay(result, header, settings)
+
+    def publish_stereo(
+        self, first: Result, result: Result, header: Any, settings: Settings
+    ) -> None:
+        """Publish the matches with the first camera, in its frame: `header` is its header."""
         if self._wanted('stereo_matches'):
-            found = match_stereo(first[0], result, settings)
-            cloud, points = new_cloud(first[1], STEREO_DTYPE, len(found.indices))
-            cloud.is_dense = fill_stereo(points, first[0], result, found)
+            found = match_stereo(first, result, settings)
+            cloud, points = new_cloud(header, STEREO_DTYPE, len(found.indices))
+            cloud.is_dense = fill_stereo(points, first, result, found)
             self._topics['stereo_matches'].publish(cloud)
 
     def _wanted(self, topic: str) -> bool:

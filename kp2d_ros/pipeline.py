@@ -1,7 +1,11 @@
-"""From image messages to results, without ROS, in two threads: decode, detect, track."""
+"""From image messages to results, without ROS, in two threads: decode, detect, track.
+
+Several cameras have two threads each, if the runtime can run their images at the same time.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import traceback
@@ -9,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import cv2
@@ -26,14 +31,22 @@ from kp2d_ros.stereo import Pairing
 
 THREAD_NAME = 'kp2d worker'
 HEAD_START = 5e-4  # seconds, for the worker: it and the executor share the interpreter
+# A lane may begin the next images when the others have worked on theirs for this share of the time
+# they usually take. With 1, cores wait for each other; with 0, results of one moment come apart.
+ALONG = 0.5
 BLACK = 16  # of 255: the brightest pixel of a covered lens
 STRONG, FEW = 0.45, 20  # a textured image has more keypoints than these few above this score
 
 Item = TypeVar('Item')
+Plan = tuple[Work, list[list[Size]]]  # compiled settings, and the sizes for each frame
 
 
 class Pipeline:
-    """Detects and tracks in the frames of one camera or several. One thread at a time."""
+    """Detects and tracks in the frames of one camera or several.
+
+    The cameras are shared out to lanes, which work at the same time. In each, one thread at a time
+    detects and one tracks.
+    """
 
     def __init__(
         self,
@@ -48,8 +61,11 @@ class Pipeline:
         self.mask = mask
         self.compiler = Compiler(detector, in_background)
         self.streams = [Stream() for _ in range(cameras)]
+        # The images of a lane run as one batch, those of other lanes at the same time.
+        shares = detector.runtime.share(cameras) if cameras > 1 else 1
+        self.lanes = [range(first, cameras, shares) for first in range(shares)]
         self._usable: set[tuple[Any, ...]] = set()  # settings and sizes that passed `check`
-        self._plan: tuple[tuple[Any, ...], Work, list[list[Size]]] | None = None
+        self._plan: tuple[tuple[Any, ...], Plan] | None = None
 
     @property
     def resets(self) -> dict[str, int]:
@@ -78,15 +94,25 @@ class Pipeline:
 
     def detect(self, frames: Sequence[Frame], settings: Settings) -> tuple[list[Features], float]:
         """Detect the features of checked frames, one per camera; also return the seconds."""
-        work, sizes = self._prepared(frames, settings)
-        began = time.perf_counter()
+        plan, began = self.plan(frames, settings), time.perf_counter()
+        features: dict[int, Features] = {}
+        for lane in self.lanes:
+            found, _ = self.detect_in(lane, frames, plan, settings)
+            features.update(zip(lane, found, strict=True))
+        return [features[camera] for camera in range(len(frames))], time.perf_counter() - began
+
+    def detect_in(
+        self, lane: range, frames: Sequence[Frame], plan: Plan, settings: Settings
+    ) -> tuple[list[Features], float]:
+        """Detect the features of the frames of a lane."""
+        (work, sizes), began = plan, time.perf_counter()
         features = find(
             self.detector.runtime,
-            [frame.image for frame in frames],
-            sizes,
+            [frames[camera].image for camera in lane],
+            [sizes[camera] for camera in lane],
             work.limit,
             Selection(settings.max_keypoints, settings.score_threshold, settings.nms_radius),
-            [self._mask(frame) for frame in frames],
+            [self._mask(frames[camera]) for camera in lane],
         )
         return features, time.perf_counter() - began
 
@@ -96,11 +122,13 @@ class Pipeline:
         features: Sequence[Features],
         spent: float,
         settings: Settings,
+        lane: range | None = None,
     ) -> list[Result]:
-        """Track the detected features."""
+        """Track the detected features of a lane; None: of all cameras."""
+        cameras = range(len(self.streams)) if lane is None else lane
         return [
-            stream.follow(frame, each, settings, spent)
-            for stream, frame, each in zip(self.streams, frames, features, strict=True)
+            self.streams[camera].follow(frames[camera], each, settings, spent)
+            for camera, each in zip(cameras, features, strict=True)
         ]
 
     def prepare(self, sizes: Sequence[Size], settings: Settings) -> None:
@@ -108,10 +136,10 @@ class Pipeline:
         blank = [Frame(np.zeros((height, width, 3), np.uint8), 0) for width, height in sizes]
         self.detect(blank, settings)
 
-    def reset(self, reason: str) -> None:
-        """Restart all tracks; ids are never reused."""
-        for stream in self.streams:
-            stream.reset(reason)
+    def reset(self, reason: str, lane: range | None = None) -> None:
+        """Restart the tracks of a lane; None: all. Ids are never reused."""
+        for camera in range(len(self.streams)) if lane is None else lane:
+            self.streams[camera].reset(reason)
 
     def _mask(self, frame: Frame) -> Image | None:
         if frame.mask is None:
@@ -122,16 +150,17 @@ class Pipeline:
             mask = np.asarray(nearest, np.uint8)
         return mask if self.mask is None else np.minimum(self.mask, mask)
 
-    def _prepared(
-        self, frames: Sequence[Frame], settings: Settings
-    ) -> tuple[Work, list[list[Size]]]:
+    def plan(self, frames: Sequence[Frame], settings: Settings) -> Plan:
         """Return the compiled settings to use now, and the sizes for each frame."""
         masked = self.mask is not None or any(frame.mask is not None for frame in frames)
         asked = tuple(frame.size for frame in frames), settings, masked
         if self._plan is not None and self._plan[0] == asked:
-            return self._plan[1:]
+            return self._plan[1]
+        together: Counter[Size] = Counter()  # the largest batch of each size
+        for lane in self.lanes:
+            together |= Counter(frames[camera].size for camera in lane)
         wanted = Work(
-            asked[0],
+            tuple(together.elements()),
             settings.working_size or None,
             settings.scales,
             self.detector.limit(settings.max_keypoints, settings.nms_radius, masked),
@@ -141,17 +170,26 @@ class Pipeline:
             self.detector.working_sizes(frame.size, work.working_size, work.scales)
             for frame in frames
         ]
-        self._plan = (asked, work, sizes) if work == wanted else None
+        self._plan = (asked, (work, sizes)) if work == wanted else None
         return work, sizes
 
 
 class Mailbox(Generic[Item]):
-    """One slot between two threads; a newer item replaces an older one."""
+    """One slot between threads; a newer item replaces an older one.
 
-    def __init__(self) -> None:
+    With several takers, each takes every item that one of them took. None takes the next one
+    before the others are well along with theirs.
+    """
+
+    def __init__(self, takers: int = 1) -> None:
         self._changed = threading.Condition()
         self._item: Item | None = None
         self._closed = False
+        self._taken: Item | None = None
+        self._late: set[int] = set()  # takers that are still to take what another took
+        self._began = [0.0] * takers  # time.monotonic() when each took its last item
+        self._usual = [math.inf] * takers  # seconds that each worked on the item before
+        self._due = [0.0] * takers  # when it is well along; 0: it waits
 
     def put(self, item: Item) -> bool:
         """Put an item; return True if it replaced an older one."""
@@ -168,14 +206,30 @@ class Mailbox(Generic[Item]):
             self._item = item
             self._changed.notify_all()
 
-    def take(self) -> Item | None:
+    def take(self, taker: int = 0) -> Item | None:
         """Wait for an item and take it; None while the box is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._item is not None)
-            if self._closed:
-                return None
-            item, self._item = self._item, None
+            self._usual[taker] = time.monotonic() - self._began[taker]
+            self._due[taker] = 0.0
             self._changed.notify_all()
+            while taker not in self._late:
+                if self._closed:
+                    return None
+                if self._item is None or self._late:
+                    self._changed.wait()
+                elif (left := max(self._due) - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    self._taken, self._item = self._item, None
+                    self._late = {*range(len(self._due))}
+                    self._changed.notify_all()
+            self._late.remove(taker)
+            self._began[taker] = time.monotonic()
+            self._due[taker] = self._began[taker] + ALONG * self._usual[taker]
+            item = self._taken
+            if not self._late:
+                self._taken = None
+                self._changed.notify_all()
             return item
 
     def close(self, closed: bool = True) -> None:
@@ -284,29 +338,45 @@ class Output(Protocol):
     def publishers(self) -> Sequence[Any]:
         """Each has get_subscription_count()."""
 
-    def publish(
-        self, result: Result, header: Any, settings: Settings, first: tuple[Result, Any]
+    def publish(self, result: Result, header: Any, settings: Settings) -> None:
+        """Publish what concerns this camera alone."""
+
+    def publish_stereo(
+        self, first: Result, result: Result, header: Any, settings: Settings
     ) -> None:
-        """`first` are the result and the header of the first camera."""
+        """Publish matches with the first camera, whose result and header these are."""
 
 
 @dataclass
 class Job:
-    """The frames of one moment, passed from one thread to the next."""
+    """The frames of one moment, one per camera."""
 
     arrivals: Sequence[Arrival]
-    began: float
     settings: Settings
+    began: float = 0.0  # time.monotonic()
     frames: list[Frame] = field(default_factory=list)
-    features: list[Features] = field(default_factory=list)
-    spent: float = 0.0
+    plan: Plan | None = None
+    problem: str = ''  # 'damaged' or 'failed': it cannot be processed
+    results: dict[int, Result] = field(default_factory=dict)  # by camera
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(eq=False)
+class Stage:
+    """What one thread does for the frames of a lane."""
+
+    lane: range
+    box: Mailbox[Any]
+    work: Callable[[range, Any], None]
+    taker: int = 0
+    thread: threading.Thread | None = None
 
 
 class Worker:
     """Processes the newest frames and drops those it has no time for.
 
-    One thread decodes and detects, the other tracks and publishes. Meanwhile the network runs on
-    the next frame.
+    Each lane of the pipeline has two threads. One decodes and detects, the other tracks and
+    publishes. Meanwhile the network runs on the next frame.
     """
 
     def __init__(
@@ -334,15 +404,18 @@ class Worker:
         self._problem = problem
         self._trace = trace
         self._statistics = statistics
-        self._reset = threading.Event()
-        cameras = len(pipeline.streams)
+        cameras, lanes = len(pipeline.streams), pipeline.lanes
+        self._to_reset: set[range] = set()  # lanes
         self._pairing: Pairing[Arrival] | None = Pairing(cameras) if cameras > 1 else None
-        self._arrived: Mailbox[Sequence[Arrival]] = Mailbox()
-        self._detected: Mailbox[Job] = Mailbox()
-        self._busy: dict[str, float] = {}  # stage -> since when
-        self._stages: list[tuple[Mailbox[Any], Callable[[Any], None], threading.Thread | None]] = [
-            (self._arrived, self._detect, None),
-            (self._detected, self._finish, None),
+        self._arrived: Mailbox[Job] = Mailbox(len(lanes))
+        self._busy: dict[Stage, float] = {}  # since when
+        detected = [Stage(lane, Mailbox(), self._finish) for lane in lanes]
+        self._stages = [
+            *(
+                Stage(lane, self._arrived, partial(self._detect, following), number)
+                for number, (lane, following) in enumerate(zip(lanes, detected, strict=True))
+            ),
+            *detected,
         ]
         self._start()
 
@@ -375,58 +448,70 @@ class Worker:
             if together is None:
                 return
             arrivals = together
-        if self._arrived.put(arrivals):
+        if self._arrived.put(Job(arrivals, self.settings)):
             count('dropped', len(arrivals))
         time.sleep(HEAD_START)
 
     def reset(self) -> None:
         """Tracks restart with the next frame."""
-        self._reset.set()
+        self._to_reset = {*self.pipeline.lanes}
 
     def stop(self, timeout: float) -> bool:
         """Stop after the current frame. False if that takes longer; the worker then continues."""
         end = time.monotonic() + timeout
-        for box, _, thread in self._stages:
-            box.close()
-            assert thread is not None
-            thread.join(max(end - time.monotonic(), 0.01))
-            if thread.is_alive():
+        for stage in self._stages:
+            stage.box.close()
+            assert stage.thread is not None
+            stage.thread.join(max(end - time.monotonic(), 0.01))
+            if stage.thread.is_alive():
                 self._start()
                 return False
-        for box, *_ in self._stages:
-            if box.empty():
-                self._statistics.count('dropped', len(self.pipeline.streams))
+        if self._arrived.empty():
+            self._statistics.count('dropped', len(self.pipeline.streams))
+        for stage in self._stages:
+            if stage.box.empty():
+                self._statistics.count('dropped', len(stage.lane))
         return True
 
     def _start(self) -> None:
         """Start the stages that are not running."""
-        for number, (box, work, thread) in enumerate(self._stages):
-            box.close(False)
-            if thread is None or not thread.is_alive():
-                thread = threading.Thread(
-                    target=self._run, args=(box, work), name=THREAD_NAME, daemon=True
+        for stage in self._stages:
+            stage.box.close(False)
+            if stage.thread is None or not stage.thread.is_alive():
+                stage.thread = threading.Thread(
+                    target=self._run, args=(stage,), name=THREAD_NAME, daemon=True
                 )
-                self._stages[number] = box, work, thread
-                thread.start()
+                stage.thread.start()
 
-    def _run(self, box: Mailbox[Any], work: Callable[[Any], None]) -> None:
-        stage = work.__name__
-        while (item := box.take()) is not None:
+    def _run(self, stage: Stage) -> None:
+        while (item := stage.box.take(stage.taker)) is not None:
             self._busy[stage] = time.monotonic()
             try:
-                work(item)
+                stage.work(stage.lane, item)
             except Exception as error:  # the next frame may succeed
                 self._problem(  # before it counts: whoever sees the count can name the reason
                     'failed', f'{type(error).__name__}: {error}\n{traceback.format_exc()}'
                 )
-                self._statistics.count('failed', len(self.pipeline.streams))
+                self._statistics.count('failed', len(stage.lane))
             with suppress(KeyError):
                 del self._busy[stage]
 
-    def _detect(self, arrivals: Sequence[Arrival]) -> None:
-        job = Job(arrivals, time.monotonic(), self.settings)
+    def _detect(self, following: Stage, lane: range, job: Job) -> None:
+        with job.lock:  # the first lane does it for all
+            if not job.began:
+                self._open(job)
+        if job.problem:
+            self._statistics.count(job.problem, len(lane))
+            return
+        assert job.plan is not None
+        found = self.pipeline.detect_in(lane, job.frames, job.plan, job.settings)
+        following.box.hand_over((job, *found))
+
+    def _open(self, job: Job) -> None:
+        """Decode and check the images, and compile for them if needed."""
+        job.began, job.settings, job.problem = time.monotonic(), self.settings, 'failed'
         try:
-            for arrival in arrivals:
+            for arrival in job.arrivals:
                 frame = Frame(
                     image=self._decode(arrival.message),
                     stamp=arrival.stamp,
@@ -439,27 +524,36 @@ class Worker:
                 job.frames.append(frame)
         except ValueError as error:
             self._problem('damaged', str(error))
-            self._statistics.count('damaged', len(arrivals))
+            job.problem = 'damaged'
             return
-        job.features, job.spent = self.pipeline.detect(job.frames, job.settings)
-        self._detected.hand_over(job)
+        job.plan = self.pipeline.plan(job.frames, job.settings)
+        job.problem = ''
 
-    def _finish(self, job: Job) -> None:
-        if self._reset.is_set():
-            self._reset.clear()
-            self.pipeline.reset('asked for')
-        results = self.pipeline.follow(job.frames, job.features, job.spent, job.settings)
+    def _finish(self, lane: range, detected: tuple[Job, list[Features], float]) -> None:
+        job, features, spent = detected
+        if lane in self._to_reset:
+            self._to_reset.discard(lane)
+            self.pipeline.reset('asked for', lane)
+        results = self.pipeline.follow(job.frames, features, spent, job.settings, lane)
         followed = time.monotonic()
-        headers = [arrival.message.header for arrival in job.arrivals]
-        for output, result, header in zip(self._outputs, results, headers, strict=True):
-            output.publish(result, header, job.settings, (results[0], headers[0]))
+        for camera, result in zip(lane, results, strict=True):
+            header = job.arrivals[camera].message.header
+            self._outputs[camera].publish(result, header, job.settings)
+        with job.lock:
+            job.results.update(zip(lane, results, strict=True))
+            complete = len(job.results) == len(job.arrivals)
+        if complete:  # by the last of the lanes
+            together = [job.results[camera] for camera in range(len(job.arrivals))]
+            for output, result in zip(self._outputs[1:], together[1:], strict=True):
+                header = job.arrivals[0].message.header
+                output.publish_stereo(together[0], result, header, job.settings)
+            self.latest = together
         now = time.monotonic()
-        self.latest = results
         arrived = max(arrival.arrived for arrival in job.arrivals)
-        tracking = sum(result.total_time - job.spent for result in results)
+        tracking = sum(result.total_time - spent for result in results)
         self._trace(
-            f'frame {job.frames[0].stamp}: waited {1e3 * (job.began - arrived):.2f}, '
-            f'detected {1e3 * job.spent:.2f}, tracked {1e3 * tracking:.2f}, '
+            f'frame {job.frames[lane[0]].stamp}: waited {1e3 * (job.began - arrived):.2f}, '
+            f'detected {1e3 * spent:.2f}, tracked {1e3 * tracking:.2f}, '
             f'published {1e3 * (now - followed):.2f} ms'
         )
         for result in results:

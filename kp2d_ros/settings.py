@@ -108,7 +108,7 @@ class Settings:
     # The input.
     cameras: tuple[str, ...] = configured(
         ('',), 'Names of the cameras, such as [left, right]: each has its topics (left/image, '
-        'left/keypoints). The images of all cameras run as one batch. Keypoints are matched '
+        'left/keypoints). Images of the same time are processed together. Keypoints are matched '
         'between cameras. One empty name: a single camera, with the topics image, keypoints.',
         values='1 to 8 names', verify=check_cameras,
     )  # fmt: skip

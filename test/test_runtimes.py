@@ -165,6 +165,52 @@ def test_images_of_a_batch_run_beside_each_other(batch, threads, photographs):
             np.testing.assert_allclose(found[number], wanted[0], atol=1e-4)
 
 
+@pytest.mark.parametrize(('count', 'threads', 'shares'), [(2, 2, 2), (2, 1, 1), (3, 2, 1)])
+def test_threads_share_a_graph(count, threads, shares, photographs):
+    """OpenVINO: each runs its image on its share of the CPU; other runtimes take turns."""
+    image = prepare(photographs['astronaut'], (160, 120))[0]
+    images = [np.roll(image, 16 * shift, axis=1)[None] for shift in range(count)]
+    alone = open_runtime('small', runtime='openvino', threads=1)
+    shared = open_runtime('small', runtime='openvino', threads=threads)
+    assert shared.share(count) == shares
+    with ThreadPoolExecutor(count) as threaded:
+        for _ in range(5):
+            together = threaded.map(lambda each: shared.run(each, 200), images)
+            for found, single in zip(together, images, strict=True):
+                for output, wanted in zip(found, alone.run(single, 200), strict=True):
+                    np.testing.assert_allclose(output, wanted, atol=1e-4)
+    assert len(shared._compiled) == 1
+
+
+FIRST_CALLS = """
+import sys, threading
+import numpy as np
+from kp2d_core.runtimes import open_runtime
+sys.setswitchinterval(1e-4)
+runtime = open_runtime('small', runtime='openvino', threads=2)
+assert runtime.share(2) == 2
+images = np.zeros((1, 120, 160, 3), np.uint8)
+runtime.prepare(images.shape, 200)
+together = threading.Barrier(2)
+threads = [
+    threading.Thread(target=lambda: (together.wait(), runtime.run(images, 200))) for _ in range(2)
+]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_two_first_calls_at_once_do_not_hang():
+    """In OpenVINO 2026.4 every second process did."""
+    for _ in range(3):
+        subprocess.run([sys.executable, '-c', FIRST_CALLS], check=True, timeout=60)
+
+
+@pytest.mark.parametrize('runtime', [name for name in COMPILED if name != 'openvino'])
+def test_other_runtimes_want_one_batch(runtime, models):
+    assert open_runtime(models['small'], runtime=runtime, threads=2).share(2) == 1
+
+
 @pytest.mark.parametrize('runtime', COMPILED)
 @pytest.mark.parametrize('batch', [1, 2, None])
 @pytest.mark.parametrize('mono', [False, True])

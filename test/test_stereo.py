@@ -165,3 +165,49 @@ def test_one_node_for_two_cameras(robot, domain, model, tmp_path, photographs):
         newest = max(cloud.header.stamp.sec + cloud.header.stamp.nanosec / 1e9 for cloud in pairs)
         assert newest < first
         assert 'Traceback' not in node.output
+
+
+def test_under_load_pairs_stay_whole_and_in_order(robot, domain, model, tmp_path, photographs):
+    """Images come faster than they can be processed."""
+    with keypoint_node(
+        tmp_path / 'log', domain, model, cameras='[left, right]', max_keypoints=150
+    ) as node:
+        node.wait_for('waiting for images on /kp2d/left/image')
+        images = {side: robot.publisher(Image, f'/kp2d/{side}/image') for side in K}
+        heard = {side: robot.listen(PointCloud2, f'/kp2d/{side}/keypoints') for side in K}
+        pairs = robot.listen(PointCloud2, '/kp2d/right/stereo_matches')
+        seconds = iter(range(1, 1000))
+
+        def publish() -> None:
+            stamp = next(seconds) / 10
+            for side in K:
+                picture = photographs[f'motorcycle_{side}'][:480, :640]
+                images[side].publish(image_message(picture, stamp))
+
+        def stamps(clouds: list[PointCloud2]) -> list[tuple[int, int]]:
+            return [(cloud.header.stamp.sec, cloud.header.stamp.nanosec) for cloud in clouds]
+
+        def answered() -> bool:
+            publish()
+            robot.spin(0.3)
+            return bool(pairs) and all(heard.values())
+
+        robot.wait(answered, 'keypoints of both and matches between them')
+        for _ in range(60):
+            publish()
+            robot.spin(0.01)
+
+        def settled() -> bool:
+            figures = robot.figures()
+            others = ('processed', 'dropped', 'skipped', 'unpaired')
+            counts = [int(figures[f'frames {name}']) for name in ('received', *others)]
+            return counts[0] == sum(counts[1:])
+
+        robot.wait(settled, 'counts that add up')
+        robot.spin(0.5)
+        assert robot.count('dropped') > 0
+        for clouds in (*heard.values(), pairs):
+            assert stamps(clouds) == sorted(set(stamps(clouds)))
+        assert len(set(stamps(heard['left'])) ^ set(stamps(heard['right']))) <= 2
+        assert len(pairs) >= len(heard['left']) - 2
+        assert 'Traceback' not in node.output

@@ -63,6 +63,14 @@ class Runtime(Protocol):
         """Compile in advance for images of a shape, from any thread."""
         ...
 
+    def share(self, count: int) -> int:
+        """Let up to `count` threads run images at the same time; return how many then do.
+
+        Each has its share of the CPU. Call it before anything is compiled. 1: they wait for each
+        other, so one batch of all images is better.
+        """
+        ...
+
 
 class RuntimeStatus(NamedTuple):
     """Whether a runtime works on this machine."""
@@ -100,6 +108,9 @@ class CompiledRuntime(ABC):
         self._compiled: OrderedDict[Profile, Compiled] = OrderedDict()
         self._profiles: dict[tuple[tuple[int, ...], int], Profile] = {}  # of shape and top_k
         self._lock = threading.Lock()
+
+    def share(self, count: int) -> int:
+        return 1
 
     @abstractmethod
     def compile(self, graph: bytes, profile: Profile) -> Compiled:

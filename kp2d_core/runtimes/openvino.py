@@ -34,18 +34,26 @@ class OpenVINORuntime(CompiledRuntime):
         super().__init__(source)
         self.core = openvino.Core()
         self.settings = cpu_settings(threads)
+        self._shared_by = 1  # threads that run images at the same time
         # Not OpenVINO's own cache, which accepts damaged graphs and has no size limit.
         self.cache = CompiledCache(cache_folder('openvino'))
         self.device = self.core.get_property('CPU', 'FULL_DEVICE_NAME').strip()
         version = openvino.__version__.split('-')[0]
         self.description = f'OpenVINO {version} on {self.device}, {source.precision}'
 
+    def share(self, count: int) -> int:
+        shares = gcd(count, self.settings['INFERENCE_NUM_THREADS'])
+        if shares > 1 and self.source.graph is None:
+            self._shared_by, self.parallel = shares, True
+        return self._shared_by
+
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
-        streams = gcd(profile.batch or 1, self.settings['INFERENCE_NUM_THREADS'])
+        images = self._shared_by * (profile.batch or 1)
+        streams = gcd(images, self.settings['INFERENCE_NUM_THREADS'])
         if streams > 1 and self.source.graph is None:
             single = replace(profile, batch=1)
             model = self._open(self.source.graph_for(single), single, streams)
-            return InParallel(model, profile.batch or 1)
+            return InParallel(model, (profile.height, profile.width, profile.channels))
         # Called with images, it returns copies of its outputs.
         return self._open(graph, profile)
 
@@ -77,20 +85,32 @@ class OpenVINORuntime(CompiledRuntime):
 
 
 class InParallel:
-    """Runs the images of a batch at the same time, each on its share of the threads.
+    """Runs images at the same time, each on its share of the threads.
 
     Threads that share an image wait for each other after every layer, and longer if other threads
     take their core: two images on two threads took 77 ms of processor time in a busy stereo node,
-    84 ms as one batch.
+    84 ms as one batch. Several threads may call it at once.
     """
 
-    def __init__(self, model: openvino.CompiledModel, batch: int) -> None:
-        self._requests = [model.create_infer_request() for _ in range(batch)]
+    def __init__(self, model: openvino.CompiledModel, shape: tuple[int, ...]) -> None:
+        self._model = model
+        self._idle: list[openvino.InferRequest] = []
+        # OpenVINO sets up its types at the first call. Two first calls at once hung.
+        self(np.zeros((1, *shape), np.uint8))
 
     def __call__(self, images: NDArray[np.uint8]) -> Mapping[Any, Array]:
-        for request, image in zip(self._requests, images, strict=True):
+        requests = [self._request() for _ in images]
+        for request, image in zip(requests, images, strict=True):
             request.start_async({0: image[None]}, share_inputs=True)
-        for request in self._requests:
+        for request in requests:
             request.wait()
-        results = [request.results for request in self._requests]
-        return {name: np.concatenate([each[name] for each in results]) for name in results[0]}
+        results = [request.results for request in requests]
+        outputs = {name: np.concatenate([each[name] for each in results]) for name in results[0]}
+        self._idle += requests  # not before: the next image overwrites their results
+        return outputs
+
+    def _request(self) -> openvino.InferRequest:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._model.create_infer_request()

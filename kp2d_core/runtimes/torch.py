@@ -35,6 +35,9 @@ class TorchRuntime:
     def prepare(self, shape: tuple[int, ...], top_k: int) -> None:
         """Nothing is compiled."""
 
+    def share(self, count: int) -> int:
+        return 1
+
     @torch.inference_mode()
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
         images = np.require(images, requirements='W')

@@ -106,7 +106,8 @@ def make_pair(
         source, target = target, source
         source_to_target = np.asarray(np.linalg.inv(source_to_target), np.float64)
         if front is not None:
-            front = Front(front.second, front.first, np.linalg.inv(front.first_to_second))
+            backwards = np.asarray(np.linalg.inv(front.first_to_second), np.float64)
+            front = Front(front.second, front.first, backwards)
 
     shared = sample_shared_colour(random, light)
     source = change_light(random, source, shared, light)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ from kp2d_ros.camera.moving_view import MovingView, default_photograph
 from kp2d_ros.settings import Settings
 from kp2d_ros.startup import start_node
 
-RATE = 30.0  # pairs a second that the cameras send: more than can be processed
 WINDOW = 4.0  # seconds that one of both is fed before the other has its turn
 APART = 2  # pictures of the moving view between left and right
 SIDES = ('left', 'right')
@@ -46,6 +45,7 @@ class Window:
     rate: float  # pairs per second: both images of one stamp were processed
     images: float  # half of the images per second, with or without their partner
     spent: float  # ms of CPU time of all nodes per two images
+    latency: float  # seconds from publishing a pair to the keypoints of both images; the median
 
 
 class Rig:
@@ -72,10 +72,10 @@ class Rig:
             )  # fmt: skip
             self._processes.append(process)
             self._cleanup.callback(end_process, process)
-        self.heard: dict[str, set[tuple[int, int]]] = {}  # camera -> stamps of its clouds
+        self.heard: dict[str, dict[int, float]] = {}  # camera -> stamp -> when its cloud came
         self._publishers = {}
         for camera in itertools.chain(*CAMERAS.values()):
-            self.heard[camera] = set()
+            self.heard[camera] = {}
             self._publishers[camera] = self.node.create_publisher(Image, f'{camera}image', 1)
             self.node.create_subscription(
                 PointCloud2, f'{camera}keypoints', self._listener(camera), 2
@@ -93,8 +93,8 @@ class Rig:
     def __exit__(self, *_: object) -> None:
         self._cleanup.close()
 
-    def feed(self, who: str, seconds: float) -> Window:
-        """Pairs as the cameras send them, and what became of them."""
+    def feed(self, who: str, rate: float, seconds: float) -> Window:
+        """Send pairs at this rate in Hz, and count what comes of them."""
         for camera in CAMERAS[who]:
             self.heard[camera].clear()
         spent = sum(processor_time(process) for process in self._processes)
@@ -102,13 +102,19 @@ class Rig:
         due = began
         while (now := time.perf_counter()) < began + seconds:
             self._publish(who)
-            due = max(due + 1 / RATE, now)
+            due = max(due + 1 / rate, now)
             self._spin_until(due)
         self._spin_until(time.perf_counter() + 0.2)  # what is still in work
         spent = sum(processor_time(process) for process in self._processes) - spent
         left, right = (self.heard[camera] for camera in CAMERAS[who])
         images = (len(left) + len(right)) / 2
-        return Window(len(left & right) / seconds, images / seconds, 1e3 * spent / max(images, 1))
+        latencies = [max(left[s], right[s]) - s / 1e9 for s in left.keys() & right.keys()]
+        return Window(
+            len(latencies) / seconds,
+            images / seconds,
+            1e3 * spent / max(images, 1),
+            float(np.median(latencies)) if latencies else 0.0,
+        )
 
     def ready(self, who: str) -> None:
         """Wait until every camera's images are answered."""
@@ -131,21 +137,27 @@ class Rig:
 
     def _listener(self, camera: str) -> Callable[[PointCloud2], None]:
         def heard(cloud: PointCloud2) -> None:
-            self.heard[camera].add((cloud.header.stamp.sec, cloud.header.stamp.nanosec))
+            stamp = cloud.header.stamp.sec * 10**9 + cloud.header.stamp.nanosec
+            self.heard[camera][stamp] = time.time()
 
         return heard
 
 
-def compare(domain: int, parameters: dict[str, Any], seconds: float) -> dict[str, list[Window]]:
-    """What one node does, and two nodes, which take turns."""
-    windows: dict[str, list[Window]] = {who: [] for who in CAMERAS}
+def compare(
+    domain: int, parameters: dict[str, Any], rates: Sequence[float], seconds: float
+) -> dict[float, dict[str, list[Window]]]:
+    """Camera rate -> what one node does, and two nodes, which take turns."""
+    found: dict[float, dict[str, list[Window]]] = {
+        rate: {who: [] for who in CAMERAS} for rate in rates
+    }
     with Rig(domain, parameters) as rig:
         for who in CAMERAS:
             rig.ready(who)
-        for _ in tqdm(range(max(1, round(seconds / (2 * WINDOW)))), 'stereo'):
-            for who in CAMERAS:
-                windows[who].append(rig.feed(who, WINDOW))
-    return windows
+        for rate, windows in found.items():
+            for _ in tqdm(range(max(1, round(seconds / (2 * WINDOW)))), f'stereo {rate:g} Hz'):
+                for who in CAMERAS:
+                    windows[who].append(rig.feed(who, rate, WINDOW))
+    return found
 
 
 def ratio_of(windows: dict[str, list[Window]]) -> float:
