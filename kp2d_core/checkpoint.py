@@ -77,7 +77,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint, *, half: bool = Fa
     if half:
         weights = {
             name: value.astype(np.float16) if value.dtype == np.float32 else value
-            for name, value in weights.items()
+            for name, value in near_one(weights, checkpoint.architecture).items()
         }
         check_weights(weights, checkpoint.architecture)  # detects an overflow
     metadata = {
@@ -91,6 +91,25 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint, *, half: bool = Fa
     }
     with atomic_write(path) as temporary:
         temporary.write_bytes(save(weights, metadata))
+
+
+def near_one(weights: Weights, architecture: Architecture) -> Weights:
+    """Scale each channel before a batch norm, so that its variance lies between 1/2 and 2.
+
+    The batch norm divides the factor out again. Long training makes variances of thousands, which
+    float16 stores badly or not at all. Factors are powers of 2, which change no digits.
+    """
+    scaled = dict(weights)
+    for name, layer in architecture.layers().items():
+        if layer.norm:
+            kernel, mean, variance = (
+                f'{name}.{entry}' for entry in ('0.weight', '1.running_mean', '1.running_var')
+            )
+            factor = np.exp2(-np.round(np.log2(np.maximum(weights[variance], 1e-9)) / 2))
+            scaled[kernel] = weights[kernel] * factor[:, None, None, None]
+            scaled[mean] = weights[mean] * factor
+            scaled[variance] = weights[variance] * factor**2
+    return scaled
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:

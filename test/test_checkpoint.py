@@ -7,15 +7,18 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from models import random_checkpoint
 from safetensors.numpy import save_file
 
 from kp2d_core.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from kp2d_core.errors import FileError
 from kp2d_core.files import atomic_write
+from kp2d_core.networks import KeyPointNet
 
 
 @pytest.fixture
@@ -48,6 +51,29 @@ def test_half_storage_takes_half_the_space_and_loads_as_float32(path, tmp_path):
     loaded = load_checkpoint(path).weights['conv1a.0.weight']
     assert loaded.dtype == np.float32
     assert np.allclose(loaded, checkpoint.weights['conv1a.0.weight'], rtol=1e-3, atol=1e-4)
+
+
+def test_half_storage_of_large_variances_computes_the_same(path):
+    """Float16 ends at 65504; a batch norm divides a factor of its channel out again."""
+    checkpoint = random_checkpoint('half')
+    weights = dict(checkpoint.weights)
+    factors = np.float32(2.0) ** np.arange(-4, 12)
+    for entry, factor in (
+        ('0.weight', factors[:, None, None, None]),
+        ('1.running_mean', factors),
+        ('1.running_var', factors**2),
+    ):
+        weights[f'conv1b.{entry}'] = weights[f'conv1b.{entry}'] * factor
+    large = replace(checkpoint, weights=weights)
+    assert large.weights['conv1b.1.running_var'].max() > 1e6
+    save_checkpoint(path, large, half=True)
+    images = torch.rand(1, 3, 64, 80) - 0.5
+    with torch.no_grad():
+        found, wanted = (
+            KeyPointNet.from_checkpoint(each)(images) for each in (load_checkpoint(path), large)
+        )
+    assert torch.allclose(found.scores, wanted.scores, atol=0.01)
+    assert torch.allclose(found.keypoints, wanted.keypoints, atol=0.1)
 
 
 def test_digest_tells_models_apart():
