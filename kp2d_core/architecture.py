@@ -17,7 +17,6 @@ BATCH_NORM_EPSILON = 1e-5
 # Refinement (mean shift): a point moves to the weighted mean of the pixels around it. The weights
 # are exp(saliency) times a Gaussian centred on the point. Repeated, so the start hardly matters.
 REFINE_STEPS = 4
-REFINE_PACE = 1.8  # all steps but the last go this much further, and so converge in half as many
 REFINE_RADIUS = 3  # px in each direction
 REFINE_SPREAD = 1.6  # px, sigma of the Gaussian
 LOG_SIGMA_RANGE = (-3.0, 2.0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Float = NDArray[np.float32]
 BATCH_PIXELS = 4 << 20  # pixels per batch: more need memory and hardly save time
 MOST_PAIRS = 1 << 22  # pairs that suppression compares at once: 64 MB
-VOTE_RADIUS = 1.0  # px; cells whose points are closer than this vote for the same place
+VOTE_RADIUS = 1.5  # px; cells whose points are closer than this vote for the same place
 
 
 @dataclass(frozen=True, repr=False)

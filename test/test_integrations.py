@@ -61,8 +61,10 @@ def test_rtabmap_detector_script(photographs, monkeypatch):
     result = module.detect(gray)
     assert type(result) is tuple and len(result) == 2
     points, descriptors = result
-    assert points.shape == (300, 3)
-    assert descriptors.shape == (300, 128)
+    count = len(points)
+    assert 280 <= count <= 300
+    assert points.shape == (count, 3)
+    assert descriptors.shape == (count, 128)
     for array in result:
         assert array.dtype == np.float32
         assert array.flags.c_contiguous

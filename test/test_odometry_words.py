@@ -129,7 +129,6 @@ def test_words_are_found_by_the_weights(tmp_path):
     stranger = random_checkpoint('small')  # descriptors of the same length
     assert stranger.architecture.descriptor_size == 128
     assert find_words('mine.safetensors', stranger.digest()) is None
-    assert find_words('v4', load_checkpoint(find_checkpoint('v4')).digest()) is None
     assert find_words('small', '') is None
     with pytest.raises(
         FileError, match='words of other weights: .*`kp2d train-words --model small '
@@ -288,7 +287,6 @@ def test_the_commands_use_the_words_of_the_model(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     small = words_of(KeypointDetector.load('small'))
     assert small is not None and small.shape == (128, 128)
-    assert words_of(KeypointDetector.load('v4')) is None
     assert capsys.readouterr().err == ''
     model = write_random_model(folder)
     save_words(folder / f'half-0{SUFFIX}', Words(unit(np.random.default_rng(0), 4, 128), DIGEST))

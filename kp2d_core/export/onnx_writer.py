@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from kp2d_core.architecture import REFINE_PACE, REFINE_RADIUS, REFINE_SPREAD, REFINE_STEPS
+from kp2d_core.architecture import REFINE_RADIUS, REFINE_SPREAD, REFINE_STEPS
 from kp2d_core.geometry import resize_matrix
 from kp2d_core.version import __version__
 
@@ -189,7 +189,6 @@ def refine_points(
     squares = (window**2).sum(-1) / (2 * REFINE_SPREAD**2)
     falloff = w.constant('falloff', squares.astype(np.float32))
     taken = w.constant('window', window)
-    pace = w.scalar('pace', REFINE_PACE)
     all_taps = w.indices('all_taps', [0, top_k * taps, 1])
     by_point = w.indices('taps_by_point', [0, top_k, taps])
     for step in range(REFINE_STEPS):
@@ -214,10 +213,6 @@ def refine_points(
         logits = w.add('Add', [salient, near], f'{prefix}.logits')
         weights = w.add('Softmax', [logits], f'{prefix}.weights', axis=2)
         moved = w.add('MatMul', [weights, taken], f'{prefix}.moved')
-        if step == REFINE_STEPS - 1:
-            break
-        mean = w.add('Add', [middle, moved], f'{prefix}.mean')
-        ahead = w.add('Sub', [mean, points], f'{prefix}.ahead')
-        ahead = w.add('Mul', [ahead, pace], f'{prefix}.further')
-        points = w.add('Add', [points, ahead], f'{prefix}.points')
-    return w.add('Add', [middle, moved], name)
+        is_last = step == REFINE_STEPS - 1
+        points = w.add('Add', [middle, moved], name if is_last else f'{prefix}.points')
+    return points

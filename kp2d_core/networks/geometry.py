@@ -10,7 +10,6 @@ from kp2d_core.architecture import (
     CELL,
     INPUT_MEAN,
     INPUT_SCALE,
-    REFINE_PACE,
     REFINE_RADIUS,
     REFINE_SPREAD,
     REFINE_STEPS,
@@ -108,12 +107,11 @@ def refine(saliency: Tensor, points: Tensor) -> Tensor:
     falloff = window.square().sum(-1) / (2 * REFINE_SPREAD**2)
     last = vector(width - 1, height - 1, points) - REFINE_RADIUS
     values = saliency.flatten(1)
-    for step in range(REFINE_STEPS):
+    for _ in range(REFINE_STEPS):
         middle = points.detach().round().clamp_min(REFINE_RADIUS).minimum(last)
         index = (middle[..., 1] * width + middle[..., 0]).long()[..., None] + offsets
         salient = values.gather(1, index.flatten(1)).view(index.shape)
         # The Gaussian around the point, without the terms that are constant in the window.
         nearness = (points - middle) @ window.T / REFINE_SPREAD**2 - falloff
-        mean = middle + (salient + nearness).softmax(-1) @ window
-        points = mean if step == REFINE_STEPS - 1 else points + REFINE_PACE * (mean - points)
+        points = middle + (salient + nearness).softmax(-1) @ window
     return points
