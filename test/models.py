@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kp2d_core.architecture import VARIANTS, Architecture
 from kp2d_core.checkpoint import Checkpoint, save_checkpoint
@@ -51,3 +52,12 @@ def write_responsive_model(folder: Path, gain: float = 3.0) -> Path:
     path = folder / 'responsive.safetensors'
     save_checkpoint(path, Checkpoint(quiet.architecture, weights))
     return path
+
+
+def shift(x: float, y: float) -> Tensor:
+    return torch.tensor([[[1, 0, x], [0, 1, y], [0, 0, 1.0]]])
+
+
+def grid_of_points(rows: int = 4, columns: int = 5) -> Tensor:
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing='ij')
+    return torch.stack([8 * x + 3.5, 8 * y + 3.5], -1).reshape(1, -1, 2).float()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from models import grid_of_points, shift
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,16 +15,13 @@ from kp2d_core.architecture import Architecture
 from kp2d_core.geometry import warp_tensor
 from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.training import losses
+from kp2d_core.training.association import associate
 from kp2d_core.training.config import LossConfig, NetworkConfig, TrainingConfig
 from kp2d_core.training.model import TrainingModel, halves
 from kp2d_core.training.optimizer import make_optimizers
 from kp2d_core.training.recipes import find_recipe, load_config, override
 
 IDENTITY = torch.eye(3)[None]
-
-
-def shift(x: float, y: float) -> Tensor:
-    return torch.tensor([[[1, 0, x], [0, 1, y], [0, 0, 1.0]]])
 
 
 def test_warp_divides_by_depth_and_sends_what_is_behind_far_away():
@@ -40,56 +38,6 @@ def test_masked_mean_is_a_mean_of_means_and_takes_images_without_a_point():
     assert losses.masked_mean(values, valid).item() == pytest.approx((2 + 7 + 0) / 3)
     weights = torch.tensor([[3.0, 1.0, 1.0]]).expand(3, 3)
     assert losses.masked_mean(values, valid, weights).item() == pytest.approx((1.5 + 7) / 3)
-
-
-def grid_of_points(rows: int = 4, columns: int = 5) -> Tensor:
-    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing='ij')
-    return torch.stack([8 * x + 3.5, 8 * y + 3.5], -1).reshape(1, -1, 2).float()
-
-
-def test_association_finds_the_nearest_inside_and_within_the_threshold():
-    source = grid_of_points()
-    target = source + torch.tensor([1.0, 0.0])
-    found = losses.associate(source, target, shift(8, 0), (4, 5), threshold=4)
-    inner = [r * 5 + c for r in (1, 2) for c in (1, 2, 3)]  # the border ring is out
-    assert found.visible[0].nonzero()[:, 0].tolist() == inner
-    # A cell to the right, and there 1 px off.
-    assert found.nearest[0, inner].tolist() == [i + 1 for i in inner]
-    assert found.distance[0, inner].tolist() == pytest.approx([1.0] * 6, abs=1e-4)
-    assert losses.location_loss(found.distance, found.valid).item() == pytest.approx(1, abs=1e-4)
-    far = losses.associate(source, target, shift(8, 0), (4, 5), threshold=0.5)
-    assert not far.valid.any() and far.visible.any()
-
-
-@pytest.mark.parametrize('cell', [4, 8])
-def test_the_search_among_near_cells_finds_what_a_search_of_all_finds(cell):
-    torch.manual_seed(2)
-    rows, columns = 12, 15
-    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing='ij')
-    centres = torch.stack([x, y], -1).reshape(1, -1, 2) * cell + (cell - 1) / 2
-    target = centres + (cell - 1 + losses.DRIFT) * (2 * torch.rand(3, rows * columns, 2) - 1)
-    points = torch.rand(3, 400, 2) * torch.tensor([columns * cell + 20.0, rows * cell + 20.0]) - 10
-    found = losses.nearest_point(points, target, (rows, columns), 4.0, cell)
-    distances = torch.cdist(points, target)
-    best = distances.argmin(-1)
-    near = distances.amin(-1) < 4
-    assert 0.2 < near.float().mean() < 0.95
-    assert torch.equal(found[near], best[near])
-
-
-def test_points_in_front_are_paired_by_their_own_motion():
-    source = grid_of_points()
-    front = torch.zeros(1, 32, 40, dtype=torch.bool)
-    before, after = front.clone(), front.clone()
-    before[:, :, :20] = True  # two columns and a half of cells, which move right by one cell
-    after[:, :, 8:28] = True
-    layer = losses.FrontLayer(before, after, shift(8, 0))
-    found = losses.associate(source, source, IDENTITY, (4, 5), 4, front=layer)
-    row = slice(5, 10)
-    assert found.warped[0, row, 0].tolist() == [11.5, 19.5, 19.5, 27.5, 35.5]
-    # The third column was hidden by the objects that came; the ring of cells is never visible.
-    assert found.visible[0, row].tolist() == [False, True, False, True, False]
-    assert found.nearest[0, 6] == 7
 
 
 def test_location_loss_can_weigh_by_score():
@@ -294,7 +242,7 @@ def test_descriptor_loss_moves_descriptors_and_not_locations():
 
 def test_location_loss_pulls_points_together():
     source = grid_of_points().requires_grad_()
-    found = losses.associate(source, grid_of_points(), shift(2, 0), (4, 5), 4)
+    found = associate(source, grid_of_points(), shift(2, 0), (4, 5), 4)
     losses.location_loss(found.distance, found.valid).backward()
     assert source.grad[0, 6].tolist() == pytest.approx([1 / 6, 0], abs=1e-4)  # go left
 

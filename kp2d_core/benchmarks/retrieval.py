@@ -1,9 +1,9 @@
 """Recall of image retrieval: python -m kp2d_core.benchmarks.retrieval [RECORDING].
 
-Compares the model's words with words learned from the recording. By default, the places lie along a
-rendered ring of 100 m. The queries show the same places with the camera shifted, rotated and in
-different light. A recording needs a ground truth: each query is one of its frames, and frames close
-to it in time are ignored.
+Compares the model's words with words learned from the recording. By default, the places lie along
+a rendered ring of 100 m. The queries show the same places with the camera shifted, rotated and in
+different light. A recording needs a ground truth: each query is one of its frames, and frames
+close to it in time are ignored.
 """
 
 from __future__ import annotations

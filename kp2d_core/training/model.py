@@ -15,8 +15,9 @@ from kp2d_core.architecture import Architecture
 from kp2d_core.checkpoint import Checkpoint, Weights
 from kp2d_core.networks import IONet, KeyPointNet, Maps
 from kp2d_core.networks.geometry import normalise
+from kp2d_core.training.association import FrontLayer
 from kp2d_core.training.config import TrainingConfig
-from kp2d_core.training.losses import FrontLayer, Lesson, total_loss
+from kp2d_core.training.losses import Lesson, total_loss
 
 SPREAD = 0.5  # standard deviation of the part that cancels out, relative to that of the weights
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kp2d_core.training.association import FrontLayer
 from kp2d_core.training.config import Schedule, TrainingConfig
-from kp2d_core.training.losses import FrontLayer
 from kp2d_core.training.photographs import Photographs
 from kp2d_core.views.homography import HomographyConfig
 from kp2d_core.views.pairs import Front, ViewPair, make_pair
