@@ -60,7 +60,7 @@ lint: $(READY)  ## check style and types
 bench: $(READY)  ## measure the speed of every runtime of this machine
 	$(BIN)/kp2d bench $(ARGS)
 
-# Ten runs of half an hour each. If you stop it, the same command continues. More options: ARGS=--strict
+# Ten runs of half an hour and more. If you stop it, the same command continues. More: ARGS=--strict
 ifneq ($(filter ablation,$(MAKECMDGOALS)),)
 $(if $(DATA),,$(error say what to train on: make ablation DATA=folder))
 endif

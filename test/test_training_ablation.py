@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_it_stops_continues_and_ends_in_the_table(data, tmp_path):
 
     code, output = run(command(data, out))
     assert code == 0, output
-    assert 'v0, seed 1' not in output  # it had finished
+    assert 'v0-1:' not in output  # it had finished
     code, plain = run(command(data, whole))
     assert code == 0, plain
     for variant in VARIANTS:
@@ -59,6 +60,12 @@ def test_it_stops_continues_and_ends_in_the_table(data, tmp_path):
     assert '0.544' in table  # the paper's matching score of V4
     assert table == (whole / 'table.md').read_text()
 
+    for variant in VARIANTS:  # the figures outlive the weights
+        shutil.rmtree(out / f'{variant}-1')
+    code, output = run(command(data, out, '--set=compute.threads=2'))
+    assert code == 0 and 'v0-1:' not in output, output
+    assert table == (out / 'table.md').read_text()
+
     code, output = run(command(data, out, '--strict'))
     assert code == 2 and 'other settings' in output
 
@@ -66,3 +73,12 @@ def test_it_stops_continues_and_ends_in_the_table(data, tmp_path):
 def test_its_two_changes_are_those_of_v4_batch8():
     wanted = load_config(find_recipe('v4-batch8'))
     assert override(load_config(find_recipe('v4')), [*BATCH8]) == wanted
+
+
+def test_some_runs_can_be_chosen(data, tmp_path):
+    code, output = run(command(data, tmp_path, '--runs', 'v2-1'))
+    assert code == 0, output
+    table = (tmp_path / 'table.md').read_text()
+    assert 'V2, seed 1' in table and 'V0' not in table.replace("paper's KP2D V0", '')
+    code, output = run(command(data, tmp_path, '--runs', 'v2-7'))
+    assert code == 2 and "'v2-7' is not one of the runs" in output
