@@ -58,8 +58,9 @@ def location_loss(apart: Tensor, valid: Tensor, weights: Tensor | None = None) -
 
 def excluded(warped: Tensor, visible: Tensor, relaxation: float) -> Tensor:
     """Mark pairs (B, N, N) where j is not a negative of i: it is invisible or too close."""
-    near = (warped[:, :, None] - warped[:, None]).abs().amax(-1) <= relaxation
-    return near | ~visible[:, None, :]
+    x, y = warped.unbind(-1)  # one coordinate at a time needs half the memory
+    near = ((axis[:, :, None] - axis[:, None]).abs_() <= relaxation for axis in (x, y))
+    return (next(near) & next(near)) | ~visible[:, None, :]
 
 
 def triplet_loss(similarity: Tensor, visible: Tensor, excluded: Tensor, margin: float) -> Tensor:
