@@ -12,18 +12,22 @@ from numpy.typing import NDArray
 
 from kp2d_core.checks import number
 from kp2d_core.features import Features, Float, unit_descriptors
+from kp2d_core.threads import keep_off_this_core
 from kp2d_core.verification import Likely, Verification, agreeing, check_verification
 
 Ints = NDArray[np.intp]
 
 BLOCK = 1 << 23  # similarities that each of two threads computes at once: 32 MB
-PARTS = 4  # of a product, for two threads to share
+ALONE = 1 << 18  # similarities that take less time than waking the second thread
 BAND = 128  # points compared at once if there is a radius
 FAR = 1e6  # pixels; no point is there
 LOWEST = -1.1  # below every similarity
 STEEP = 1e6  # slope at which similarities fall beyond the radius, per squared pixel
 
-_helper = ThreadPoolExecutor(1, 'matching')
+_helper_ids: list[int] = []
+_helper = ThreadPoolExecutor(
+    1, 'matching', initializer=lambda: _helper_ids.append(threading.get_native_id())
+)
 _entering = threading.Lock()
 
 
@@ -236,7 +240,8 @@ def find_neighbours(
     """Find the neighbours of unit descriptors (N, D) among (M, D); neither set is empty."""
     if gate is None:
         found = nothing_yet(len(first), len(second))
-        rows_at_once = max(1, min(BLOCK // len(second), -(-len(first) // PARTS)))
+        share = len(first) if len(first) * len(second) <= ALONE else -(-len(first) // 2)
+        rows_at_once = max(1, min(BLOCK // len(second), share))
         parts = [slice(b, b + rows_at_once) for b in range(0, len(first), rows_at_once)]
 
         def compare(part: slice) -> None:
@@ -279,6 +284,11 @@ def with_help(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
         for part in left:
             work(part)
 
+    if len(parts) == 1:
+        work_on()
+        return
+    for helper in _helper_ids:
+        keep_off_this_core(helper)
     helping = _helper.submit(work_on)
     work_on()
     if not helping.cancel():

@@ -92,8 +92,8 @@ def fill_keypoints(
     elif descriptor_format == 'float16':
         points['descriptor'] = features.descriptors.astype('<f2').view('<u2')
     elif descriptor_format == 'int8':
-        codes = np.rint(features.descriptors * INT8_SCALE)
-        points['descriptor'] = np.clip(codes, -127, 127, out=codes)
+        codes = features.descriptors * INT8_SCALE
+        points['descriptor'] = np.clip(np.rint(codes, out=codes), -127, 127, out=codes)
     return bool(np.isfinite(rays).all())
 
 
