@@ -142,6 +142,7 @@ def match_with(
     if options.mutual:
         rows = _one_each(rows, found.nearest)
     indices = np.stack([rows, found.nearest[rows]], axis=1)
+    distances = _distance(found.best[rows])
     inliers, model = np.ones(len(rows), bool), None
     if options.verification != 'none':
         left, right = indices.T
@@ -155,8 +156,9 @@ def match_with(
             options.undistort,
             flat,
             likely,
+            distances,
         )
-    return Matches(indices, _distance(found.best[rows]), inliers, model)
+    return Matches(indices, distances, inliers, model)
 
 
 def match_in_turn(

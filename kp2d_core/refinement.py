@@ -107,6 +107,7 @@ def match_refined(
         first.keypoints[matches.indices[kept, 0]],
         refined.points[kept],
         geometry.pop('verification', 'none'),
+        distances=matches.distances[kept],
         **geometry,
     )
     inliers = np.zeros(len(matches), bool)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kp2d_core import verification
-from kp2d_core.verification import Likely, agreeing, distances_to, verify
+from kp2d_core.verification import NEAREST, Likely, agreeing, distances_to, verify
 
 K = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
 
@@ -71,6 +71,55 @@ def test_a_likely_geometry_is_taken_only_where_it_holds(method, monkeypatch):
     assert len(searches) == 2
     moved = np.linalg.norm(turned[1] - turned[0], axis=1) > 5
     assert kept[moved & ~turned[2]].mean() > 0.9
+
+
+@pytest.mark.parametrize('method', ['homography', 'fundamental', 'essential'])
+def test_distances_of_descriptors_find_the_geometry_among_many_wrong_pairs(method):
+    """As between distant views: nine of ten pairs are wrong, and they have larger distances."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(5):
+        before, after = noisy_pairs(seed, planar=method == 'homography')
+        random = np.random.default_rng(seed)
+        right = random.random(1000) < 0.1
+        after = after + random.normal(0, 0.4, after.shape)
+        after[~right] = random.uniform((0, 0), (640, 480), ((~right).sum(), 2))
+        distances = np.where(right, random.normal(0.7, 0.1, 1000), random.normal(0.9, 0.1, 1000))
+        for known, shares in found.items():
+            inliers, _ = verify(
+                before.astype(np.float32), after.astype(np.float32), method, threshold=2.0,
+                intrinsics=K, distances=distances.astype(np.float32) if known else None,
+            )  # fmt: skip
+            shares.append(inliers[right].mean())
+    assert np.median(found[True]) > 0.9
+    assert method == 'homography' or np.median(found[False]) < np.median(found[True])
+
+
+@pytest.mark.parametrize('method', ['fundamental', 'essential'])
+def test_distances_that_mislead_do_no_harm(method):
+    """The most similar points belong to something that moves on its own."""
+    shares: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(5):
+        before, after, wrong = scene((0.3, 0.1, 0.1), seed=seed)
+        distances = np.full(500, 0.5, np.float32)
+        own = np.flatnonzero(~wrong)[:NEAREST]
+        after[own] = before[own] + np.array([40, -25], np.float32)
+        distances[own] = 0.1
+        left = ~wrong
+        left[own] = False
+        for known, found in shares.items():
+            inliers, _ = verify(
+                before, after, method, threshold=2.0, intrinsics=K,
+                distances=distances if known else None,
+            )  # fmt: skip
+            found.append(inliers[left].mean())
+    assert np.median(shares[True]) > 0.95
+    assert np.mean(shares[True]) > np.mean(shares[False]) - 0.02
+
+
+def test_distances_must_be_one_for_each_pair():
+    points = np.zeros((9, 2), np.float32)
+    with pytest.raises(ValueError, match=r'distances must be \(9,\)'):
+        verify(points, points, 'homography', distances=np.zeros(8, np.float32))
 
 
 @pytest.mark.parametrize('shift', [(1.0, 0.0), (3.0, 0.0), (0.0, 0.0), (0.3, 0.2)])

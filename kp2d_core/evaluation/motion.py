@@ -126,12 +126,17 @@ def _compare(
             rows.append((FAILED, FAILED, float(len(first)), 0.0))
             continue
         rotation, direction, inliers = found
-        # Not from the trace, whose cosine is inaccurate at small angles.
-        turned = 2 * np.arcsin(min(np.linalg.norm(rotation - truth[:3, :3]) / np.sqrt(8), 1))
-        along = np.clip(direction @ truth[:3, 3] / np.linalg.norm(truth[:3, 3]), -1, 1)
-        errors = np.degrees([turned, np.arccos(along)])
-        rows.append((float(errors[0]), float(errors[1]), float(len(first)), float(inliers)))
+        errors = motion_errors(rotation, direction, truth)
+        rows.append((*errors, float(len(first)), float(inliers)))
     return rows
+
+
+def motion_errors(rotation: Matrix, direction: Matrix, truth: Matrix) -> tuple[float, float]:
+    """Errors of a rotation and of a unit direction of translation, in degrees."""
+    # Not from the trace, whose cosine is inaccurate at small angles.
+    turned = 2 * np.arcsin(min(np.linalg.norm(rotation - truth[:3, :3]) / np.sqrt(8), 1))
+    along = np.clip(direction @ truth[:3, 3] / np.linalg.norm(truth[:3, 3]), -1, 1)
+    return float(np.degrees(turned)), float(np.degrees(np.arccos(along)))
 
 
 def _estimate(
