@@ -117,14 +117,14 @@ def match_refined(
 
 def refined_points(
     first_image: Image, second_image: Image, first: Features, second: Features, matches: Matches
-) -> tuple[Float, Float]:
-    """Return the points (K, 2) of the matches that align, or of all if too few align.
+) -> tuple[Float, Float, NDArray[np.intp]]:
+    """Return the points (K, 2) of the matches that align, or of all if too few align; their rows.
 
     Matches that do not align are mostly wrong: estimators do better without them.
     """
     refined = refine_matches(first_image, second_image, first, second, matches)
-    kept = _enough(refined.aligned)
-    return first.keypoints[matches.indices[kept, 0]], refined.points[kept]
+    rows = np.flatnonzero(_enough(refined.aligned))
+    return first.keypoints[matches.indices[rows, 0]], refined.points[rows], rows
 
 
 def _enough(aligned: NDArray[np.bool_]) -> NDArray[np.bool_]:

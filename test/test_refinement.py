@@ -246,8 +246,8 @@ def test_moved_features_and_kept_points(photograph):
     moved = refined.moved(second, matches)
     error = np.linalg.norm(moved.keypoints - there[order], axis=1)
     assert np.median(error) < 0.1
-    here, now = refined_points(photograph, view, first, second, matches)
-    assert len(here) == len(now) == refined.aligned.sum()
+    here, now, rows = refined_points(photograph, view, first, second, matches)
+    assert len(here) == len(now) and (rows == np.flatnonzero(refined.aligned)).all()
     assert np.median(np.linalg.norm(warp_points(here, MILD) - now, axis=1)) < 0.1
 
 

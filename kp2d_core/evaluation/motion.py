@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from kp2d_core.camera import Camera
 from kp2d_core.evaluation.camera_paths import CameraPath
 from kp2d_core.evaluation.metrics import area_under_curve
 from kp2d_core.evaluation.protocol import Extract, View
@@ -18,6 +19,7 @@ from kp2d_core.geometry import Matrix
 from kp2d_core.images import read_image, size_of
 from kp2d_core.matching import match
 from kp2d_core.refinement import refined_points
+from kp2d_core.verification import MINIMUM_POINTS, verify
 
 GAPS = (1, 2, 5, 10, 20)  # frames between the two of a pair
 PAIRS = 100  # at most, for each gap, spread over the path
@@ -25,8 +27,6 @@ SHORTEST = 0.05  # m of translation; below it the ground truth gives no reliable
 FAILED = 180.0  # degrees, the error of a pair whose motion could not be estimated
 WITHIN = 5  # degrees, limit of the area under the curve
 _THRESHOLD = 1.0  # px from the epipolar line
-_CONFIDENCE = 0.9999
-_ITERATIONS = 5000
 _ANY_DISTANCE = 1e9  # times the way that the camera went; OpenCV drops points beyond 50 of them
 
 
@@ -74,10 +74,10 @@ def motion_test(
     refine: bool = False,
     progress: bool = False,
 ) -> list[MotionResult]:
-    """Estimate rotation and direction between frames from mutual matches and essential matrices.
+    """Estimate rotation and direction between frames from mutual matches, verified by `verify`.
 
     Frames keep their size. The calibration of the path removes the lens distortion. Each pair is
-    estimated `seeds` times with the matches in different order, because estimators are random.
+    estimated `seeds` times with the matches in different order, because the search is random.
     With `refine`, the matches are those that align, at refined positions (`refine_matches`).
     """
     pairs = choose_pairs(path, gaps)
@@ -103,25 +103,26 @@ def motion_test(
     return [_summary(gap, len(pairs[gap]), rows) for gap, rows in found.items()]
 
 
-def _matched(first: View, second: View, refine: bool) -> tuple[Float, Float]:
-    """Return the points of the mutual matches."""
+def _matched(first: View, second: View, refine: bool) -> tuple[Float, Float, Float]:
+    """Return the points of the mutual matches, and the distances of their descriptors."""
     matches = match(first.features, second.features)
-    if refine:
-        return refined_points(first.image, second.image, first.features, second.features, matches)
     here, there = matches.indices.T
-    return first.features.keypoints[here], second.features.keypoints[there]
+    if not refine:
+        points = first.features.keypoints[here], second.features.keypoints[there]
+        return *points, matches.distances
+    images = first.image, second.image
+    a, b, rows = refined_points(*images, first.features, second.features, matches)
+    return a, b, matches.distances[rows]
 
 
 def _compare(
-    first: Float, second: Float, path: CameraPath, truth: Matrix, seeds: int
+    first: Float, second: Float, distances: Float, path: CameraPath, truth: Matrix, seeds: int
 ) -> list[tuple[float, float, float, float]]:
     """Return errors of rotation and direction in degrees, matches and inliers, for each seed."""
-    a, b = path.camera.rays(first), path.camera.rays(second)
-    placed = np.flatnonzero(np.isfinite(np.hstack([a, b])).all(axis=1))
     rows = []
     for seed in range(seeds):
-        order = np.random.default_rng(seed).permutation(placed)
-        found = _estimate(a[order], b[order], _THRESHOLD / path.camera.matrix[0, 0])
+        order = np.random.default_rng(seed).permutation(len(first))
+        found = _estimate(first[order], second[order], distances[order], path.camera)
         if found is None:
             rows.append((FAILED, FAILED, float(len(first)), 0.0))
             continue
@@ -140,24 +141,20 @@ def motion_errors(rotation: Matrix, direction: Matrix, truth: Matrix) -> tuple[f
 
 
 def _estimate(
-    first: Matrix, second: Matrix, threshold: float
+    first: Float, second: Float, distances: Float, camera: Camera
 ) -> tuple[Matrix, Matrix, int] | None:
-    """Estimate rotation, unit direction and number of inliers from normalised points."""
-    if len(first) < 6:
+    """Estimate rotation, unit direction and number of inliers from pixels."""
+    inliers, essential = verify(
+        first, second, 'essential', threshold=_THRESHOLD, intrinsics=camera.matrix,
+        undistort=camera.undistort, distances=distances,
+    )  # fmt: skip
+    if essential is None or inliers.sum() < MINIMUM_POINTS['essential']:
         return None
-    try:
-        essential, mask = cv2.findEssentialMat(
-            first, second, np.eye(3), method=cv2.USAC_ACCURATE, prob=_CONFIDENCE,
-            threshold=threshold, maxIters=_ITERATIONS,
-        )  # fmt: skip
-        if essential is None or essential.shape != (3, 3):
-            return None
-        inliers, rotation, direction, *_ = cv2.recoverPose(
-            essential, first, second, np.eye(3), distanceThresh=_ANY_DISTANCE, mask=mask
-        )
-    except cv2.error:  # degenerate points
-        return None
-    return np.asarray(rotation), np.asarray(direction).ravel(), int(inliers)
+    a, b = camera.rays(first[inliers]), camera.rays(second[inliers])
+    count, rotation, direction, *_ = cv2.recoverPose(
+        essential, a, b, np.eye(3), distanceThresh=_ANY_DISTANCE
+    )
+    return np.asarray(rotation), np.asarray(direction).ravel(), int(count)
 
 
 def _summary(gap: int, pairs: int, rows: list[tuple[float, ...]]) -> MotionResult:

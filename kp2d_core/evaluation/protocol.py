@@ -280,7 +280,8 @@ def _refined(pair: Pair, first: Features, second: Features) -> tuple[Float, Floa
     rows = np.arange(len(first))
     unverified = np.ones(len(rows), bool)
     matches = Matches(np.stack([rows, rows], axis=1), np.zeros(len(rows), np.float32), unverified)
-    return refined_points(pair.first.image, pair.second.image, first, second, matches)
+    here, there, _ = refined_points(pair.first.image, pair.second.image, first, second, matches)
+    return here, there
 
 
 def _median(errors: Iterable[float]) -> float:
