@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -15,6 +15,8 @@ from kp2d_core.geometry import Size, resize_matrix
 from kp2d_core.images import Image, resize, resolve_size
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from kp2d_core.runtimes import Runtime
 
 Float = NDArray[np.float32]
@@ -47,12 +49,12 @@ class Features:
     def __len__(self) -> int:
         return len(self.keypoints)
 
-    def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Features:
+    def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Self:
         """Return a subset, by mask, indices or slice."""
         chosen: dict[str, Any] = {name: rows[which] for name, rows in self.rows().items()}
         return replace(self, **chosen)
 
-    def __add__(self, other: Features) -> Features:
+    def __add__(self, other: Self) -> Self:
         """Concatenate both."""
         return join_features([self, other])
 
@@ -78,7 +80,10 @@ class Features:
         return {**rows, 'image_size': np.array(self.image_size, np.float32)}
 
 
-def join_features(parts: Sequence[Features]) -> Features:
+Found = TypeVar('Found', bound=Features)
+
+
+def join_features(parts: Sequence[Found]) -> Found:
     """Concatenate features of one image; the scores are then no longer in order."""
     together = [part.rows() for part in parts]
     joined: dict[str, Any] = {
@@ -87,7 +92,7 @@ def join_features(parts: Sequence[Features]) -> Features:
     return replace(parts[0], **joined)
 
 
-def in_order_of_score(features: Features) -> Features:
+def in_order_of_score(features: Found) -> Found:
     return features[np.argsort(-features.scores, kind='stable')]
 
 
@@ -112,13 +117,15 @@ def find(
 
     The arguments are not checked: `KeypointDetector` determines possible sizes and limits.
     """
-    found: list[list[Features]] = [[] for _ in images]
+    found: list[list[_Candidates]] = [[] for _ in images]
+    runs: list[list[_Descriptors]] = [[] for _ in images]
     for same in alike(images, sizes):
         for size in sizes[same[0]]:
-            run = _run(runtime, [images[index] for index in same], size, limit)
-            for index, features in zip(same, run, strict=True):
-                found[index].append(features)
-    return [
+            run = _run(runtime, [images[index] for index in same], size, limit, len(runs[same[0]]))
+            for index, (candidates, descriptors) in zip(same, run, strict=True):
+                found[index].append(candidates)
+                runs[index].append(descriptors)
+    chosen = [
         select(
             parts[0] if len(parts) == 1 else in_order_of_score(join_features(parts)),
             max_keypoints=selection.max_keypoints,
@@ -128,6 +135,27 @@ def find(
         )
         for parts, mask in zip(found, masks, strict=True)
     ]
+    return [_described(each, of) for each, of in zip(chosen, runs, strict=True)]
+
+
+@dataclass(frozen=True, repr=False)
+class _Candidates(Features):
+    """Features without descriptors, which are computed for those that are kept."""
+
+    run: NDArray[np.intp] = None  # type: ignore[assignment]  # (N,) of the network, by number
+    row: NDArray[np.intp] = None  # type: ignore[assignment]  # (N,) in the outputs of this run
+
+
+def _described(chosen: _Candidates, runs: Sequence[_Descriptors]) -> Features:
+    descriptors = np.empty((len(chosen), runs[0].size), np.float32)
+    for number, run in enumerate(runs):
+        mine = np.flatnonzero(chosen.run == number)
+        descriptors[mine] = run.of_all[run.image, chosen.row[mine]]
+    rows = chosen.rows()
+    return Features(
+        **{name: rows[name] for name in ('keypoints', 'scores', 'scales', 'sigma')},
+        descriptors=descriptors, image_size=chosen.image_size,
+    )  # fmt: skip
 
 
 def alike(images: Sequence[Image], sizes: Sequence[Sequence[Size]]) -> Iterator[list[int]]:
@@ -142,29 +170,43 @@ def alike(images: Sequence[Image], sizes: Sequence[Sequence[Size]]) -> Iterator[
             yield same[start : start + count]
 
 
+class _Descriptors(NamedTuple):
+    """The descriptors of an image, in the outputs of a run."""
+
+    of_all: Any  # images of the run, perhaps not computed yet
+    image: int
+    size: int
+
+
 def _run(
-    runtime: Runtime, images: list[Image], working_size: Size, limit: int | None
-) -> list[Features]:
-    """Find the features of images of equal size; some may lie in the padding."""
+    runtime: Runtime, images: list[Image], working_size: Size, limit: int | None, number: int
+) -> list[tuple[_Candidates, _Descriptors]]:
+    """Find the candidates of images of equal size; some may lie in the padding."""
     inputs, placements = zip(*(prepare(each, working_size) for each in images), strict=True)
     placement = placements[0]
     top_k = cells_to_ask(inputs[0], placement, runtime.cell, limit)
     batch = inputs[0][None] if len(inputs) == 1 else np.stack(inputs)
     scale = np.float32(placement.working[0] / placement.given[0])
+    outputs = runtime.run(batch, top_k)
+    count = outputs.scores.shape[1]
     found = []
-    for keypoints, scores, descriptors, sigmas in zip(*runtime.run(batch, top_k), strict=True):
-        features = Features(keypoints, scores, descriptors, placement.given, sigma=sigmas / scale)
+    for image in range(len(images)):
+        candidates = _Candidates(
+            outputs.keypoints[image], outputs.scores[image], np.empty((count, 0), np.float32),
+            placement.given, np.full(count, scale), outputs.sigmas[image] / scale,
+            np.full(count, number), np.arange(count),
+        )  # fmt: skip
         if runtime.cell < CELL:
-            features = count_votes(features, runtime.score_line)
-        scales = np.full(len(features), scale)
-        points = placement.to_given(features.keypoints)
-        found.append(replace(features, keypoints=points, scales=scales))
+            candidates = count_votes(candidates, runtime.score_line)
+        points = placement.to_given(candidates.keypoints)
+        descriptors = _Descriptors(outputs.descriptors, image, outputs.descriptors.shape[2])
+        found.append((replace(candidates, keypoints=points), descriptors))
     return found
 
 
 def count_votes(
-    features: Features, score_line: tuple[float, float] = (1.0, 0.0), radius: float = VOTE_RADIUS
-) -> Features:
+    features: Found, score_line: tuple[float, float] = (1.0, 0.0), radius: float = VOTE_RADIUS
+) -> Found:
     """Combine the points of cells that found the same place into one.
 
     Small cells find a place several times, and the more of them agree, the more likely it is found
@@ -250,13 +292,13 @@ def cells_to_ask(network_input: Image, placement: Placement, cell: int, wanted: 
 # is NaN, which is never near.
 @np.errstate(over='ignore', invalid='ignore')
 def select(
-    features: Features,
+    features: Found,
     *,
     max_keypoints: int | None = None,
     score_threshold: float = 0.0,
     nms_radius: float = 0.0,
     mask: NDArray[np.uint8] | NDArray[np.bool_] | None = None,
-) -> Features:
+) -> Found:
     """Apply score threshold, image border, mask, suppression and the limit, in this order."""
     keep = features.scores > score_threshold
     if features.image_size != (0, 0):

@@ -161,7 +161,7 @@ def test_coordinates_are_float32_in_a_float16_graph():
     types = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
     half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
     assert {types['conv1a'], types['convFaa'], types['convDb'], types['product']} == {half}
-    for name in ('score_map', 'offsets', 'free_keypoints', 'texels', 'fraction', 'patch_shares'):
+    for name in ('score_map', 'offsets', 'free_keypoints', 'places', 'fraction', 'patch_shares'):
         assert types[name] == single, name
 
 

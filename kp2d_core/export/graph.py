@@ -1,11 +1,13 @@
 """Write KeyPointNet as an ONNX graph: from a uint8 image to keypoints, scores and descriptors.
 
 The graph is written from the weights, node by node, without torch, for any size. All runtimes use
-the same graph.
+the same graph, whole or as two: one that finds keypoints and one that describes some of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from kp2d_core.export.quantization import (
 from kp2d_core.export.source import Profile, metadata_of, output_names
 from kp2d_core.geometry import scale_matrix, warp_points
 
+TEXELS = 'texels'  # the features of which descriptors are made, as one list
 ZERO_CODE = 'zero_code'  # the zero point of all activations except the image
 
 # The smallest norm that a descriptor is divided by, as in torch.
@@ -53,8 +56,23 @@ def build_graph(
     """
     if profile.precision == 'int8' and ranges is None:
         raise ValueError('int8 needs the ranges of the activations: calibrate first')
-    writer = NetworkWriter(checkpoint, profile, ranges if profile.precision == 'int8' else None)
-    return writer.write(dense_is_faster(checkpoint, profile) if dense is None else dense)
+    writer = NetworkWriter(checkpoint, profile, ranges)
+    return writer.whole(dense_is_faster(checkpoint, profile) if dense is None else dense)
+
+
+def build_parts(
+    checkpoint: Checkpoint, profile: Profile, ranges: Ranges | None, described: int
+) -> tuple[ModelProto, ModelProto]:
+    """Write the network as two graphs, so that only keypoints that are kept are described.
+
+    The first finds keypoints; its output `texels` (B, texels, C) are the features that the second
+    describes `described` keypoints of one image with, given as its inputs.
+    """
+    one = replace(profile, batch=1, top_k=described)
+    return (
+        NetworkWriter(checkpoint, profile, ranges).finding_part(),
+        NetworkWriter(checkpoint, one, ranges).describing_part(),
+    )
 
 
 def dense_is_faster(checkpoint: Checkpoint, profile: Profile) -> bool:
@@ -71,18 +89,37 @@ class NetworkWriter:
         self.checkpoint = checkpoint
         self.architecture = checkpoint.architecture
         self.profile = profile
-        self.ranges = ranges
+        self.ranges = ranges if profile.precision == 'int8' else None
         self.dtype = np.float16 if profile.precision == 'fp16' else np.float32
         self.layers = self.architecture.layers()
         self.convolutions = fold(checkpoint, mono=profile.mono)
-        if ranges is not None:
-            self.convolutions, self.ranges = equalise(self.convolutions, ranges, self.architecture)
+        if self.ranges is not None:
+            self.convolutions, self.ranges = equalise(
+                self.convolutions, self.ranges, self.architecture
+            )
         self.writer = GraphWriter()
         self.zero = self.writer.scalar(ZERO_CODE, 0, np.int8) if self.ranges else ''
         self.reals: dict[str, str] = {}  # int8 tensor -> the dequantized tensor
         self.scales: dict[str, str] = {}  # int8 tensor -> the scale of its codes
 
-    def write(self, dense: bool) -> ModelProto:
+    def whole(self, dense: bool) -> ModelProto:
+        features = self.find()
+        self.describe(self.texels_of(self.last_layer(features) if dense else features), dense)
+        return self.model(['image'], output_names(self.architecture))
+
+    def finding_part(self) -> ModelProto:
+        found = [name for name in output_names(self.architecture) if name != 'descriptors']
+        self.texels_of(self.find())
+        return self.model(['image'], [*found, TEXELS])
+
+    def describing_part(self) -> ModelProto:
+        if self.ranges is not None:
+            self.scales[TEXELS] = self.scale_of(TEXELS, self.ranges['convFaa'])
+        self.describe(TEXELS, dense=False)
+        return self.model([TEXELS, 'keypoints'], ['descriptors'])
+
+    def find(self) -> str:
+        """Compute the keypoints; return the features that descriptors are made of."""
         early, half, skip, trunk = self.encode(self.enter())
         if self.architecture.cell == CELL:
             scores, shifts = (self.head(f'conv{h}a', f'conv{h}b', trunk) for h in 'DP')
@@ -96,22 +133,38 @@ class NetworkWriter:
                 ['score_logits', 'shift_map', 'log_sigma'], axis=1,
             )  # fmt: skip
         self.find_keypoints(scores, shifts, log_sigma, (early, half))
-        self.describe(features, dense)
+        return features
 
+    def model(self, inputs: Sequence[str], outputs: Sequence[str]) -> ModelProto:
+        """Declare the inputs and outputs, and wrap up the nodes."""
         profile = self.profile
         batch = 'batch' if profile.batch is None else profile.batch
-        image = [batch, profile.height, profile.width, profile.channels]
-        shapes: tuple[list[int], ...] = ([2], [], [self.architecture.descriptor_size], [])
-        return self.writer.model(
-            [helper.make_tensor_value_info('image', TensorProto.UINT8, image)],
-            [
-                helper.make_tensor_value_info(
-                    name, TensorProto.FLOAT, [batch, profile.top_k, *shape]
-                )
-                for name, shape in zip(output_names(self.architecture), shapes, strict=False)
-            ],
-            metadata_of(self.checkpoint, profile),
+        texels = (
+            TensorProto.INT8
+            if self.ranges is not None
+            else helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         )
+        rows, columns = self.map_size
+        channels = self.convolutions['convFbb'].weight.shape[1]
+        image = [profile.height, profile.width, profile.channels]
+        known: dict[str, tuple[int, list[int]]] = {
+            'image': (TensorProto.UINT8, image),
+            'keypoints': (TensorProto.FLOAT, [profile.top_k, 2]),
+            'scores': (TensorProto.FLOAT, [profile.top_k]),
+            'descriptors': (
+                TensorProto.FLOAT, [profile.top_k, self.architecture.descriptor_size]
+            ),
+            'sigmas': (TensorProto.FLOAT, [profile.top_k]),
+            TEXELS: (texels, [rows * columns, channels]),
+        }  # fmt: skip
+        given, found = (
+            [
+                helper.make_tensor_value_info(name, known[name][0], [batch, *known[name][1]])
+                for name in names
+            ]
+            for names in (inputs, outputs)
+        )
+        return self.writer.model(given, found, metadata_of(self.checkpoint, profile))
 
     def enter(self) -> str:
         """Subtract the mean of the pixels; the factor is in the weights of the first layer."""
@@ -196,11 +249,13 @@ class NetworkWriter:
 
     def quantize(self, x: str, largest: float) -> str:
         """Quantize to int8 codes, signed and symmetric: the only kind that all runtimes accept."""
-        w = self.writer
-        scale = w.scalar(f'{x}.scale', largest / LEVELS)
-        codes = w.add('QuantizeLinear', [x, scale, self.zero], f'{x}.codes')
+        scale = self.scale_of(x, largest)
+        codes = self.writer.add('QuantizeLinear', [x, scale, self.zero], f'{x}.codes')
         self.scales[codes] = scale
         return codes
+
+    def scale_of(self, x: str, largest: float) -> str:
+        return self.writer.scalar(f'{x}.scale', largest / LEVELS)
 
     def arrange(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
         """Add a node that moves or selects values. Codes stay codes with the same scale.
@@ -297,22 +352,34 @@ class NetworkWriter:
             x = self.join(x, skip, 'joined')
         return x
 
-    def describe(self, x: str, dense: bool) -> None:
-        """Compute the last layers at the keypoints: the output `descriptors`, of unit length."""
-        w, profile = self.writer, self.profile
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows and columns of the map that descriptors are sampled from."""
         stride = self.architecture.descriptor_stride
+        return self.profile.height // stride, self.profile.width // stride
+
+    def last_layer(self, features: str) -> str:
+        """Compute the last layer everywhere, not only at the keypoints."""
+        return self.convolve('convFbb', features)
+
+    def texels_of(self, x: str) -> str:
+        """List the texels of a map with all their channels: (B, texels, C), `texels`."""
+        rows = self.writer.indices('planes_of_texels', [0, 0, -1])
+        x = self.arrange('Reshape', [x, rows], 'feature_planes')
+        return self.arrange('Transpose', [x], TEXELS, perm=[0, 2, 1])
+
+    def describe(self, texels: str, dense: bool) -> None:
+        """Compute the output `descriptors`, of unit length; if not `dense`, the last layer too."""
+        w, profile = self.writer, self.profile
         last = self.convolutions['convFbb']
         size, channels, kernel, _ = last.weight.shape
-        if dense:
-            x = self.convolve('convFbb', x)
         shape = MapShape(
-            size if dense else channels,
-            profile.height // stride, profile.width // stride, profile.height, profile.width,
+            size if dense else channels, *self.map_size, profile.height, profile.width,
             self.architecture.pinned,
         )  # fmt: skip
         x = sample_patches(
-            w, x, 'keypoints', shape, profile.top_k, 0 if dense else kernel // 2,
-            real=self.real_like if x in self.scales else None, dtype=self.dtype,
+            w, texels, 'keypoints', shape, profile.top_k, 0 if dense else kernel // 2,
+            real=self.real_like if texels in self.scales else None, dtype=self.dtype,
         )  # fmt: skip
         if not dense:
             matrix = last.weight.transpose(2, 3, 1, 0).reshape(-1, size)
@@ -335,5 +402,8 @@ def with_unsigned_codes(graph: bytes) -> bytes:
     for initializer in model.graph.initializer:
         if initializer.name == ZERO_CODE:
             initializer.CopyFrom(numpy_helper.from_array(np.asarray(128, np.uint8), ZERO_CODE))
+    for port in (*model.graph.input, *model.graph.output):
+        if port.type.tensor_type.elem_type == TensorProto.INT8:
+            port.type.tensor_type.elem_type = TensorProto.UINT8
     unsigned: bytes = model.SerializeToString()
     return unsigned

@@ -81,7 +81,7 @@ class MapShape(NamedTuple):
 
 def sample_patches(
     w: GraphWriter,
-    features: str,
+    texels: str,
     keypoints: str,
     shape: MapShape,
     top_k: int,
@@ -90,7 +90,7 @@ def sample_patches(
     real: Callable[[str, str], str] | None = None,
     dtype: Any = np.float32,
 ) -> str:
-    """Sample (B, C, h, w) at pixels (B, K, 2): (B, K, taps * C), taps = (2 * radius + 1) ** 2.
+    """Sample a map (B, h * w, C) at pixels (B, K, 2): (B, K, taps * C).
 
     The last descriptor convolution and bilinear sampling are both linear, so they commute. Sample
     the *input* of the convolution at a keypoint and its 8 neighbours and multiply by the kernel:
@@ -101,24 +101,24 @@ def sample_patches(
     are contiguous in the memory of the runtimes.
 
     Coordinates and weights are computed in float32 and multiplied in the `dtype` of the features.
-    real(x, features) dequantizes the gathered values if the features are int8 codes.
+    real(x, texels) dequantizes the gathered values if the features are int8 codes.
     """
     taps, reach = 2 * radius + 1, 2 * radius + 2  # texels along one axis: of the kernel, in reach
     size = np.array([shape.width, shape.height], np.float32)
     image_size = np.array([shape.image_width, shape.image_height], np.float32)
     if shape.pinned:
         scale = w.constant('texels_per_pixel', (size - 1) / (image_size - 1))
-        texels = w.add('Mul', [keypoints, scale], 'texels')
+        places = w.add('Mul', [keypoints, scale], 'places')
     else:  # texels lie in the middle of their pixels; positions beyond the outermost are clamped
         pixels = shape.image_width, shape.image_height
         to_map = resize_matrix(pixels, (shape.width, shape.height)).astype(np.float32)
         ratio, offset = to_map.diagonal()[:2], to_map[:2, 2]
-        texels = w.add('Mul', [keypoints, w.constant('texels_per_pixel', ratio)], 'scaled')
-        texels = w.add('Add', [texels, w.constant('half_pixel', offset)], 'free_texels')
-        texels = w.add('Max', [texels, w.scalar('least_texel', 0)], 'low_texels')
-        texels = w.add('Min', [texels, w.constant('most_texel', size - 1)], 'texels')
-    corner = w.add('Floor', [texels], 'corner')
-    fraction = w.add('Sub', [texels, corner], 'fraction')
+        places = w.add('Mul', [keypoints, w.constant('texels_per_pixel', ratio)], 'scaled')
+        places = w.add('Add', [places, w.constant('half_pixel', offset)], 'free_places')
+        places = w.add('Max', [places, w.scalar('least_texel', 0)], 'low_places')
+        places = w.add('Min', [places, w.constant('most_texel', size - 1)], 'places')
+    corner = w.add('Floor', [places], 'corner')
+    fraction = w.add('Sub', [places, corner], 'fraction')
 
     # The rows and columns of texels around a keypoint: (B, K, 2, reach), x first.
     corner = w.add('Unsqueeze', [corner, w.indices('axis_3', [3])], 'corner_column')
@@ -154,12 +154,9 @@ def sample_patches(
     index = w.cast(w.add('Add', [row, column], 'texel_number'), np.int64, 'texel_index')
     list_of_all = w.indices('texel_list', [0, top_k * reach**2, 1])
     index = w.add('Reshape', [index, list_of_all], 'texel_indices')
-    planes = w.indices('planes_of_texels', [0, shape.channels, shape.height * shape.width])
-    x = w.add('Reshape', [features, planes], 'feature_planes')
-    x = w.add('Transpose', [x], 'feature_texels', perm=[0, 2, 1])
-    x = w.add('GatherND', [x, index], 'touched_texels', batch_dims=1)
+    x = w.add('GatherND', [texels, index], 'touched_texels', batch_dims=1)
     if real is not None:
-        x = real(x, features)
+        x = real(x, texels)
     patches = w.indices('patches_of_texels', [0, top_k, reach**2, shape.channels])
     x = w.add('Reshape', [x, patches], 'patches')
     x = w.add('MatMul', [shares, x], 'taps')

@@ -135,6 +135,14 @@ class ModelSource:
         assert self.checkpoint is not None
         return build_graph(self.checkpoint, profile, self.ranges).SerializeToString()
 
+    def parts_for(self, profile: Profile, described: int) -> tuple[bytes, bytes]:
+        """Return the ONNX files of the two parts of the network, see `build_parts`."""
+        from kp2d_core.export.graph import build_parts
+
+        assert self.checkpoint is not None
+        parts = build_parts(self.checkpoint, profile, self.ranges, described)
+        return parts[0].SerializeToString(), parts[1].SerializeToString()
+
 
 def open_source(model: str | Path, precision: str = 'auto') -> ModelSource:
     """Open a shipped model by name, a .safetensors file, or an exported .onnx file.

@@ -23,7 +23,9 @@ from kp2d_core.images import Size
 Array = NDArray[np.float32]
 # Runs one compiled graph on uint8 images of the profile's shape. The outputs are in the order of
 # `ModelSource.outputs` and stay valid.
-Compiled = Callable[[NDArray[np.uint8]], Mapping[Any, Array]]
+Compiled = Callable[[NDArray[np.uint8]], Mapping[Any, Any]]
+# Computes descriptors (N, D) from the features of one image and the keypoints (N, 2).
+Describe = Callable[[NDArray[Any], Array], Array]
 
 SIGMA = 1.0  # px, if the network does not estimate it
 KEPT = 8  # compiled profiles (two image sizes at four scales); the oldest is dropped first
@@ -32,12 +34,37 @@ SPARE = 1.5  # a graph with up to this many times the keypoints is reused instea
 KEPT_PIXELS = 1 << 25  # limit of all profiles beyond ALWAYS_KEPT: memory grows with the image
 
 
+class LateDescriptors:
+    """Descriptors (B, K, D) that are computed when they are read: `late[image, rows]`."""
+
+    def __init__(
+        self, describe: Describe, features: NDArray[Any], keypoints: Array, size: int
+    ) -> None:
+        self.describe = describe
+        self.features = features  # of all images, for `describe`
+        self.keypoints = keypoints
+        self.shape = (*keypoints.shape[:2], size)
+
+    def __getitem__(self, which: Any) -> Any:
+        """Compute those of one image, (N, D); or cut without computing, if `which` has a slice."""
+        image, rows = which if isinstance(which, tuple) else (which, slice(None))
+        if isinstance(image, slice):
+            kept = self.features[image], self.keypoints[image, rows]
+            return LateDescriptors(self.describe, *kept, self.shape[2])
+        return self.describe(self.features[image], self.keypoints[image, rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.stack([self[image] for image in range(self.shape[0])]).astype(
+            dtype or np.float32, copy=False
+        )
+
+
 class Outputs(NamedTuple):
     """The best K keypoints of each of B images."""
 
     keypoints: Array  # (B, K, 2) in pixels of the input
     scores: Array  # (B, K) descending
-    descriptors: Array  # (B, K, D) of unit length
+    descriptors: Array | LateDescriptors  # (B, K, D) of unit length
     sigmas: Array  # (B, K) expected error of the keypoints in px; SIGMA if not estimated
 
 
@@ -87,7 +114,7 @@ def cache_folder(name: str) -> Path:
 
 
 class CompiledRuntime(ABC):
-    """Base class of the runtimes that compile graphs; they only add `compile`."""
+    """Base class of the runtimes that compile graphs; they add `compile`, and some `make`."""
 
     name: str
     most_keypoints: int | None = None  # a limit of the runtime
@@ -115,6 +142,10 @@ class CompiledRuntime(ABC):
     @abstractmethod
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         """Compile a graph to a function."""
+
+    def make(self, profile: Profile) -> Compiled:
+        """Compile the network for a profile."""
+        return self.compile(self.source.graph_for(profile), profile)
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
         """Run from any thread; threads wait for each other if the runtime is not parallel."""
@@ -147,7 +178,7 @@ class CompiledRuntime(ABC):
             serving = self._serving(profile)
         if serving is None or serving.top_k > SPARE * profile.top_k:
             try:
-                compiled = self.compile(self.source.graph_for(profile), profile)
+                compiled = self.make(profile)
             except (FileError, ValueError, MemoryError):
                 raise
             except Exception as error:  # the errors of the libraries have no common base
@@ -159,7 +190,7 @@ class CompiledRuntime(ABC):
         """Return a compiled graph with enough keypoints; compile and keep it if needed."""
         serving = profile if profile in self._compiled else self._serving(profile)
         if serving is None:
-            self._keep(profile, self.compile(self.source.graph_for(profile), profile))
+            self._keep(profile, self.make(profile))
             serving = profile
         self._compiled.move_to_end(serving)
         return serving, self._compiled[serving]
@@ -215,7 +246,7 @@ def _run(compiled: Compiled, profile: Profile, images: NDArray[np.uint8]) -> Out
     return with_sigmas(_in_parts(compiled, images, profile.batch or 1))
 
 
-def with_sigmas(outputs: Iterable[Array]) -> Outputs:
+def with_sigmas(outputs: Iterable[Any]) -> Outputs:
     """Make Outputs from those of a graph that may have no sigmas."""
     values = [*outputs]
     if len(values) < 3:
