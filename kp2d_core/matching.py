@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +15,6 @@ from numpy.typing import NDArray
 
 from kp2d_core.checks import number
 from kp2d_core.features import Features, Float, unit_descriptors
-from kp2d_core.threads import keep_off_this_core
 from kp2d_core.verification import Likely, Verification, agreeing, check_verification
 
 Ints = NDArray[np.intp]
@@ -29,6 +31,8 @@ _helper = ThreadPoolExecutor(
     1, 'matching', initializer=lambda: _helper_ids.append(threading.get_native_id())
 )
 _entering = threading.Lock()
+_can_place = hasattr(os, 'sched_setaffinity')  # on Linux
+_current_core = getattr(ctypes.CDLL(None), 'sched_getcpu', None) if _can_place else None
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,18 @@ def with_help(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
     work_on()
     if not helping.cancel():
         helping.result()
+
+
+def keep_off_this_core(thread: int) -> None:
+    """Let another thread of this process, by its native id, run on all cores but the caller's.
+
+    Linux often wakes a thread on the core of the thread that wakes it. There it waits for
+    milliseconds while another core is idle.
+    """
+    others = os.sched_getaffinity(0) - {_current_core()} if _current_core is not None else set()
+    if others:
+        with suppress(OSError):  # the thread has ended, or the cores have changed meanwhile
+            os.sched_setaffinity(thread, others)
 
 
 def nothing_yet(first: int, second: int) -> Neighbours:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,33 +53,6 @@ def keep_freed_memory(keep: bool = True) -> bool:
     done = mallopt(MMAP_MAX, 0 if keep else DEFAULT_MMAPS)
     done &= mallopt(TRIM_THRESHOLD, NEVER if keep else DEFAULT_TRIM)
     return bool(done)
-
-
-def keep_off_this_core(thread: int) -> None:
-    """Let another thread of this process, by its native id, run on all cores but the caller's.
-
-    Linux often wakes a thread on the core of the thread that wakes it. There it waits for
-    milliseconds while another core is idle.
-    """
-    here = _current_core()
-    if here is None:
-        return
-    others = os.sched_getaffinity(0) - {here}
-    if others:
-        with suppress(OSError):  # the thread has ended, or the cores have changed meanwhile
-            os.sched_setaffinity(thread, others)
-
-
-def _current_core() -> int | None:
-    """The number of the core that runs this thread; None where the system does not tell."""
-    ask = _sched_getcpu()
-    core = ask() if ask is not None and hasattr(os, 'sched_setaffinity') else -1
-    return core if core >= 0 else None
-
-
-@cache
-def _sched_getcpu() -> Callable[[], int] | None:
-    return getattr(ctypes.CDLL(None), 'sched_getcpu', None)
 
 
 def set_blas_threads(count: int) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from itertools import groupby
 
 import pytest
 from conftest import ROOT
@@ -34,7 +35,7 @@ WAY = (
     'kp2d_ros/outputs.py',
 )
 # Steps of the path, as opposed to properties of a value (`len(features)`, `frame.size`).
-VALUES = ('Features.', 'Matches.', 'Camera.', 'Frame.', 'Known.')
+VALUES = ('Features.', 'Matches.', 'Camera.', 'Frame.', 'Known.', 'LateDescriptors.')
 # Code that runs besides the frame: timers, and messages other than images.
 BESIDE = ('Input._look_at_graph', 'Input._camera_info_arrived', 'KeypointNode._report')
 SIZE = (320, 240)
@@ -130,4 +131,5 @@ def test_a_frame_goes_one_way_through_ten_files(trace):
     assert {file for file, _ in steps} == set(WAY), steps
     # Calibrations are values; turning pixels into rays is a step.
     line = [f for f, name in steps if name == 'Camera.rays' or not name.startswith(VALUES)]
-    assert line == list(WAY), steps
+    # The helper thread of matching enters the file that it belongs to.
+    assert [file for file, _ in groupby(line)] == list(WAY), steps

@@ -158,7 +158,7 @@ def test_images_of_a_batch_run_beside_each_other(batch, threads, photographs):
     image = prepare(photographs['astronaut'], (160, 120))[0]
     images = np.stack([np.roll(image, 16 * shift, axis=1) for shift in range(batch)])
     together = runtime.run(images, 200)
-    shared = isinstance([*runtime._compiled.values()][-1], InParallel)
+    shared = isinstance([*runtime._compiled.values()][-1].run, InParallel)
     assert shared == (batch != 3)
     for number, single in enumerate(images):
         for found, wanted in zip(together, runtime.run(single[None], 200), strict=True):

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from kp2d_core.threads import keep_off_this_core, usable_cores
+from kp2d_core.matching import keep_off_this_core
+from kp2d_core.threads import usable_cores
 
 linux_with_two_cores = pytest.mark.skipif(
     not hasattr(os, 'sched_setaffinity') or usable_cores() < 2, reason='needs Linux and two cores'

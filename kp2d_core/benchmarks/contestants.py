@@ -22,7 +22,7 @@ from kp2d_core.export.source import ModelSource
 from kp2d_core.features import Features
 from kp2d_core.images import Image
 from kp2d_core.runtimes import Outputs, Runtime, open_source_with
-from kp2d_core.runtimes.base import Describe, LateDescriptors
+from kp2d_core.runtimes.base import LateDescriptors
 
 BASELINE = "v4 the authors' way"
 PAUSE = 0.01  # seconds, in which spinning threads of the previous contestant go to sleep
@@ -70,25 +70,22 @@ class WholeWay:
         runtime = self.detector.runtime
         run, inside = runtime.run, []
 
-        def timed(images: NDArray[np.uint8], top_k: int) -> Outputs:
-            start = time.perf_counter()
-            outputs = run(images, top_k)
-            inside.append(time.perf_counter() - start)
-            late = outputs.descriptors
-            if isinstance(late, LateDescriptors):
-                late.describe = timed_describe(late.describe)
+        def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+            def measured(*arguments: Any) -> Any:
+                start = time.perf_counter()
+                result = function(*arguments)
+                inside.append(time.perf_counter() - start)
+                return result
+
+            return measured
+
+        def run_timed(images: NDArray[np.uint8], top_k: int) -> Outputs:
+            outputs: Outputs = timed(run)(images, top_k)
+            if isinstance(outputs.descriptors, LateDescriptors):
+                outputs.descriptors.describe = timed(outputs.descriptors.describe)
             return outputs
 
-        def timed_describe(describe: Describe) -> Describe:
-            def timed(features: NDArray[Any], keypoints: NDArray[np.float32]) -> Any:
-                start = time.perf_counter()
-                described = describe(features, keypoints)
-                inside.append(time.perf_counter() - start)
-                return described
-
-            return timed
-
-        runtime.run = timed  # type: ignore[method-assign]
+        runtime.run = run_timed  # type: ignore[method-assign]
         try:
             start = time.perf_counter()
             self.detector.detect(self.image, scales=(1,), max_keypoints=self.top_k)

@@ -23,8 +23,8 @@ from kp2d_core.images import Size
 Array = NDArray[np.float32]
 # Runs one compiled graph on uint8 images of the profile's shape. The outputs are in the order of
 # `ModelSource.outputs` and stay valid.
-Compiled = Callable[[NDArray[np.uint8]], Mapping[Any, Any]]
-# Computes descriptors (N, D) from the features of one image and the keypoints (N, 2).
+Compiled = Callable[[NDArray[np.uint8]], Mapping[Any, Array]]
+# Describes keypoints (N, 2) of one image from its texels (T, C): (N, D).
 Describe = Callable[[NDArray[Any], Array], Array]
 
 SIGMA = 1.0  # px, if the network does not estimate it
@@ -34,29 +34,56 @@ SPARE = 1.5  # a graph with up to this many times the keypoints is reused instea
 KEPT_PIXELS = 1 << 25  # limit of all profiles beyond ALWAYS_KEPT: memory grows with the image
 
 
+class Describer:
+    """Describes keypoints of one image, with the second part of a network (`build_parts`)."""
+
+    def __init__(self, graph: Callable[[list[Any]], Any], count: int, size: int) -> None:
+        """`graph` takes texels (1, T, C) and `count` keypoints, and gives (1, count, size)."""
+        self.size = size
+        self._graph, self._count = graph, count
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, texels: NDArray[Any], keypoints: Array) -> Array:
+        described = np.empty((len(keypoints), self.size), np.float32)
+        points = np.zeros((1, self._count, 2), np.float32)
+        for start in range(0, len(keypoints), self._count):
+            part = keypoints[start : start + self._count]
+            points[0, : len(part)] = part
+            with self._one_at_a_time:
+                found = self._graph([texels[None], points])[0]
+            described[start : start + len(part)] = found[0, : len(part)]
+        return described
+
+
+class Network(NamedTuple):
+    """A compiled network; if it has a `describe`, its last output are texels to describe from."""
+
+    run: Compiled
+    describe: Describer | None = None
+
+
 class LateDescriptors:
     """Descriptors (B, K, D) that are computed when they are read: `late[image, rows]`."""
 
     def __init__(
-        self, describe: Describe, features: NDArray[Any], keypoints: Array, size: int
+        self, describe: Describe, texels: NDArray[Any], keypoints: Array, size: int
     ) -> None:
         self.describe = describe
-        self.features = features  # of all images, for `describe`
-        self.keypoints = keypoints
         self.shape = (*keypoints.shape[:2], size)
+        self._texels = texels  # of all images
+        self._keypoints = keypoints
 
     def __getitem__(self, which: Any) -> Any:
         """Compute those of one image, (N, D); or cut without computing, if `which` has a slice."""
         image, rows = which if isinstance(which, tuple) else (which, slice(None))
+        texels, keypoints = self._texels[image], self._keypoints[image, rows]
         if isinstance(image, slice):
-            kept = self.features[image], self.keypoints[image, rows]
-            return LateDescriptors(self.describe, *kept, self.shape[2])
-        return self.describe(self.features[image], self.keypoints[image, rows])
+            return LateDescriptors(self.describe, texels, keypoints, self.shape[2])
+        return self.describe(texels, keypoints)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.stack([self[image] for image in range(self.shape[0])]).astype(
-            dtype or np.float32, copy=False
-        )
+        every = np.stack([self[image] for image in range(self.shape[0])])
+        return every.astype(dtype or np.float32, copy=False)
 
 
 class Outputs(NamedTuple):
@@ -132,7 +159,7 @@ class CompiledRuntime(ABC):
         self.fixed_size: Size | None = None
         if source.fixed is not None:
             self.fixed_size = (source.fixed.width, source.fixed.height)
-        self._compiled: OrderedDict[Profile, Compiled] = OrderedDict()
+        self._compiled: OrderedDict[Profile, Network] = OrderedDict()
         self._profiles: dict[tuple[tuple[int, ...], int], Profile] = {}  # of shape and top_k
         self._lock = threading.Lock()
 
@@ -143,9 +170,9 @@ class CompiledRuntime(ABC):
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         """Compile a graph to a function."""
 
-    def make(self, profile: Profile) -> Compiled:
+    def make(self, profile: Profile) -> Network:
         """Compile the network for a profile."""
-        return self.compile(self.source.graph_for(profile), profile)
+        return Network(self.compile(self.source.graph_for(profile), profile))
 
     def run(self, images: NDArray[np.uint8], top_k: int) -> Outputs:
         """Run from any thread; threads wait for each other if the runtime is not parallel."""
@@ -154,10 +181,10 @@ class CompiledRuntime(ABC):
         images = _in_colour_of(profile, images)
         try:
             with self._lock:
-                profile, compiled = self._get(profile)
+                profile, network = self._get(profile)
                 self._profiles[asked] = profile
-                outputs = None if self.parallel else _run(compiled, profile, images)
-            outputs = outputs or _run(compiled, profile, images)
+                outputs = None if self.parallel else _run(network, profile, images)
+            outputs = outputs or _run(network, profile, images)
             self._check(outputs, (len(images), profile.top_k))
         except (FileError, ValueError, MemoryError):
             raise
@@ -186,7 +213,7 @@ class CompiledRuntime(ABC):
             with self._lock:
                 self._keep(profile, compiled)
 
-    def _get(self, profile: Profile) -> tuple[Profile, Compiled]:
+    def _get(self, profile: Profile) -> tuple[Profile, Network]:
         """Return a compiled graph with enough keypoints; compile and keep it if needed."""
         serving = profile if profile in self._compiled else self._serving(profile)
         if serving is None:
@@ -204,7 +231,7 @@ class CompiledRuntime(ABC):
         ]
         return min(same, key=lambda each: each.top_k, default=None)
 
-    def _keep(self, profile: Profile, compiled: Compiled) -> None:
+    def _keep(self, profile: Profile, compiled: Network) -> None:
         """Keep a graph; drop those that differ only in the number of keypoints, and the oldest."""
         for each in [*self._compiled]:
             if each.sizes == profile.sizes:
@@ -240,10 +267,14 @@ def too_many(profiles: Collection[Profile]) -> bool:
     return len(profiles) > (KEPT if pixels <= KEPT_PIXELS else ALWAYS_KEPT)
 
 
-def _run(compiled: Compiled, profile: Profile, images: NDArray[np.uint8]) -> Outputs:
+def _run(network: Network, profile: Profile, images: NDArray[np.uint8]) -> Outputs:
+    if network.describe is not None:
+        keypoints, scores, *sigmas, texels = network.run(images).values()
+        late = LateDescriptors(network.describe, texels, keypoints, network.describe.size)
+        return with_sigmas([keypoints, scores, late, *sigmas])
     if profile.batch in (None, len(images)):
-        return with_sigmas(compiled(images).values())
-    return with_sigmas(_in_parts(compiled, images, profile.batch or 1))
+        return with_sigmas(network.run(images).values())
+    return with_sigmas(_in_parts(network.run, images, profile.batch or 1))
 
 
 def with_sigmas(outputs: Iterable[Any]) -> Outputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd
 from typing import Any
@@ -18,7 +18,8 @@ from kp2d_core.runtimes.base import (
     Array,
     Compiled,
     CompiledRuntime,
-    LateDescriptors,
+    Describer,
+    Network,
     cache_folder,
 )
 from kp2d_core.threads import usable_cores
@@ -56,24 +57,24 @@ class OpenVINORuntime(CompiledRuntime):
             self._shared_by, self.parallel = shares, True
         return self._shared_by
 
-    def make(self, profile: Profile) -> Compiled:
+    def make(self, profile: Profile) -> Network:
         if self.source.graph is not None:
-            return self.compile(self.source.graph, profile)
+            return super().make(profile)
         images = self._shared_by * (profile.batch or 1)
         streams = gcd(images, self.settings['INFERENCE_NUM_THREADS'])
         if streams > 1:
             profile = replace(profile, batch=1)
-        # With many candidates, most are copies of better ones: describe those that are kept.
+        describer = None
         if profile.top_k <= MOST_DESCRIBED:
-            found = self._open(self.source.graph_for(profile), profile, streams)
-            return InParallel(found, profile) if streams > 1 else found
-        finding, describing = self.source.parts_for(profile, DESCRIBED)
-        found = self._open(finding, profile, streams)
-        one = replace(profile, batch=1, top_k=DESCRIBED)
-        return FindThenDescribe(
-            InParallel(found, profile) if streams > 1 else found,
-            Describer(self._open(describing, one, streams)),
-        )
+            graph = self.source.graph_for(profile)
+        else:  # most candidates are copies of better ones: describe those that are kept
+            graph, describing = self.source.parts_for(profile, DESCRIBED)
+            described = replace(profile, batch=1, top_k=DESCRIBED)
+            describer = Describer(
+                self._open(describing, described), DESCRIBED, self.descriptor_size
+            )
+        model = self._open(graph, profile, streams)
+        return Network(InParallel(model, profile) if streams > 1 else model, describer)
 
     def compile(self, graph: bytes, profile: Profile) -> Compiled:
         return self._open(graph, profile)  # called with images, it returns copies of its outputs
@@ -105,24 +106,6 @@ class OpenVINORuntime(CompiledRuntime):
             return made[0]
 
 
-class Requests:
-    """Requests to one compiled graph, so that several threads can run it at once."""
-
-    def __init__(self, model: openvino.CompiledModel) -> None:
-        self._model = model
-        self._idle: list[openvino.InferRequest] = []
-
-    def take(self) -> openvino.InferRequest:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._model.create_infer_request()
-
-    def give_back(self, requests: Sequence[openvino.InferRequest]) -> None:
-        """Only when their results were copied: the next run overwrites them."""
-        self._idle += requests
-
-
 class InParallel:
     """Runs images at the same time, each on its share of the threads.
 
@@ -132,54 +115,24 @@ class InParallel:
     """
 
     def __init__(self, model: openvino.CompiledModel, profile: Profile) -> None:
-        self._requests = Requests(model)
+        self._model = model
+        self._idle: list[openvino.InferRequest] = []
         # OpenVINO sets up its types at the first call. Two first calls at once hung.
         self(np.zeros((1, profile.height, profile.width, profile.channels), np.uint8))
 
-    def __call__(self, images: NDArray[np.uint8]) -> Mapping[Any, NDArray[Any]]:
-        requests = [self._requests.take() for _ in images]
+    def __call__(self, images: NDArray[np.uint8]) -> Mapping[Any, Array]:
+        requests = [self._request() for _ in images]
         for request, image in zip(requests, images, strict=True):
             request.start_async({0: image[None]}, share_inputs=True)
         for request in requests:
             request.wait()
         results = [request.results for request in requests]
         outputs = {name: np.concatenate([each[name] for each in results]) for name in results[0]}
-        self._requests.give_back(requests)
+        self._idle += requests  # not before: the next image overwrites their results
         return outputs
 
-
-class Describer:
-    """Describes keypoints of one image, DESCRIBED at a time. Several threads may call it."""
-
-    def __init__(self, model: openvino.CompiledModel) -> None:
-        self._requests = Requests(model)
-        self._texels = tuple(model.input(0).shape)[1:]
-        self.size = int(model.output(0).shape[2])
-        kind = np.uint8 if model.input(0).element_type == openvino.Type.u8 else np.float32
-        self(np.zeros(self._texels, kind), np.zeros((1, 2), np.float32))  # see InParallel
-
-    def __call__(self, texels: NDArray[Any], keypoints: Array) -> Array:
-        request = self._requests.take()
-        described = np.empty((len(keypoints), self.size), np.float32)
-        points = np.zeros((1, DESCRIBED, 2), np.float32)
-        for start in range(0, len(keypoints), DESCRIBED):
-            part = keypoints[start : start + DESCRIBED]
-            points[0, : len(part)] = part
-            request.infer({0: texels[None], 1: points}, share_inputs=True)
-            described[start : start + len(part)] = request.results[0][0, : len(part)]
-        self._requests.give_back([request])
-        return described
-
-
-class FindThenDescribe:
-    """Finds keypoints; their descriptors are computed when they are read."""
-
-    def __init__(self, find: Compiled, describe: Describer) -> None:
-        self._find = find
-        self._describe = describe
-
-    def __call__(self, images: NDArray[np.uint8]) -> dict[int, Any]:
-        keypoints, scores, *sigmas, texels = self._find(images).values()
-        late = LateDescriptors(self._describe, texels, keypoints, self._describe.size)
-        outputs = [keypoints, scores, late, *sigmas]
-        return dict(enumerate(outputs))
+    def _request(self) -> openvino.InferRequest:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._model.create_infer_request()
