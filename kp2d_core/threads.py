@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # About 30 µs: longer than the pause between two layers, too short to disturb other processes.
 SPINS = '20000'
@@ -55,10 +55,35 @@ def keep_freed_memory(keep: bool = True) -> bool:
     return bool(done)
 
 
+class Blas(NamedTuple):
+    """A loaded OpenBLAS."""
+
+    path: str
+    threads: Callable[[], int]
+    set_threads: Callable[[int], Any]
+
+
+def find_blas() -> list[Blas]:
+    """Find each loaded OpenBLAS: NumPy's, and those that other packages bring."""
+    found = []
+    for path in _loaded_libraries('openblas'):
+        library = ctypes.CDLL(path)
+        for prefix, suffix in (('scipy_', '64_'), ('scipy_', ''), ('', '64_'), ('', '')):
+            ask = getattr(library, f'{prefix}openblas_get_num_threads{suffix}', None)
+            change = getattr(library, f'{prefix}openblas_set_num_threads{suffix}', None)
+            if ask is not None and change is not None:
+                found.append(Blas(path, ask, change))
+                break
+    return found
+
+
+_known_blas = cache(find_blas)
+
+
 def set_blas_threads(count: int) -> None:
     """Let NumPy multiply matrices in this many threads, where it can be told."""
-    for _, change in _blas_threads():
-        change(count)
+    for blas in _known_blas():
+        blas.set_threads(count)
 
 
 @contextmanager
@@ -68,28 +93,13 @@ def one_blas_thread() -> Iterator[None]:
     The threads of OpenBLAS spin between products. With many small products, as in the odometry,
     they take ten times the CPU time and block the cores for everything else.
     """
-    before = [(change, ask()) for ask, change in _blas_threads()]
+    before = [(blas, blas.threads()) for blas in _known_blas()]
     set_blas_threads(1)
     try:
         yield
     finally:
-        for change, count in before:
-            change(count)
-
-
-@cache
-def _blas_threads() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
-    """Find the functions of each loaded OpenBLAS that get and set the number of threads."""
-    found: list[tuple[Callable[[], int], Callable[[int], Any]]] = []
-    for path in _loaded_libraries('openblas'):
-        library = ctypes.CDLL(path)
-        for prefix, suffix in (('scipy_', '64_'), ('scipy_', ''), ('', '64_'), ('', '')):
-            ask = getattr(library, f'{prefix}openblas_get_num_threads{suffix}', None)
-            change = getattr(library, f'{prefix}openblas_set_num_threads{suffix}', None)
-            if ask is not None and change is not None:
-                found.append((ask, change))
-                break
-    return found
+        for blas, count in before:
+            blas.set_threads(count)
 
 
 def _loaded_libraries(part: str) -> set[str]:

@@ -63,7 +63,7 @@ class Worker(Node):
         super().__init__('worker')
         self.finished = Future()
         self.finished.set_result(0)
-        print(*(ask() for ask, _ in threads._blas_threads()))
+        print(*(blas.threads() for blas in threads.find_blas()))
 
 sys.exit(run_node(Worker, []))
 """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
 import pytest
 
-from kp2d_core.matching import keep_off_this_core
-from kp2d_core.threads import usable_cores
+from kp2d_core.matching import find_neighbours, helper_helps, keep_off_this_core
+from kp2d_core.threads import find_blas, one_blas_thread, usable_cores
 
 linux_with_two_cores = pytest.mark.skipif(
     not hasattr(os, 'sched_setaffinity') or usable_cores() < 2, reason='needs Linux and two cores'
@@ -55,3 +56,25 @@ def test_a_thread_that_has_ended_is_no_error():
     other.join()
     assert other.native_id is not None
     keep_off_this_core(other.native_id)
+
+
+@pytest.mark.skipif(not find_blas(), reason='NumPy has no OpenBLAS')
+def test_matching_has_a_helper_only_where_the_blas_has_one_thread():
+    random = np.random.default_rng(0)
+    first, second = (random.normal(size=(900, 64)).astype(np.float32) for _ in range(2))
+    before = [blas.threads() for blas in find_blas()]
+    with one_blas_thread():
+        assert helper_helps()
+        helped = find_neighbours(first, second, None, runner_up=True)
+    for blas in find_blas():
+        blas.set_threads(2)
+    try:
+        assert not helper_helps()
+        alone = find_neighbours(first, second, None, runner_up=True)
+    finally:
+        for blas, count in zip(find_blas(), before, strict=True):
+            blas.set_threads(count)
+    similarity = first @ second.T
+    for found in (helped, alone):
+        np.testing.assert_array_equal(found.nearest, similarity.argmax(axis=1))
+        np.testing.assert_allclose(found.best, similarity.max(axis=1), rtol=1e-4)
