@@ -36,7 +36,7 @@ def modules_of(package: str) -> list[str]:
 # Modules for training, or for running with torch.
 MAY_NEED_TORCH = re.compile(
     r'kp2d_core\.(networks|training|runtimes\.torch|commands\.train'
-    r'|benchmarks\.(plain|training))\b'
+    r'|benchmarks\.(plain|training|judge))\b'
 )
 
 
