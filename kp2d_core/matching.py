@@ -248,7 +248,7 @@ def find_neighbours(
     """Find the neighbours of unit descriptors (N, D) among (M, D); neither set is empty."""
     if gate is None:
         found = nothing_yet(len(first), len(second))
-        helped = len(first) * len(second) > ALONE and helper_helps()
+        helped = len(first) * len(second) > ALONE and blas_has_one_thread()
         share = -(-len(first) // 2) if helped else len(first)
         rows_at_once = max(1, min(BLOCK // len(second), share))
         parts = [slice(b, b + rows_at_once) for b in range(0, len(first), rows_at_once)]
@@ -305,7 +305,7 @@ def with_help(work: Callable[[slice], None], parts: Sequence[slice]) -> None:
         helping.result()
 
 
-def helper_helps() -> bool:
+def blas_has_one_thread() -> bool:
     """Whether NumPy multiplies matrices in one thread, as in the nodes.
 
     If it has threads of its own, they do all the work. Two of ours that call them at once wait for

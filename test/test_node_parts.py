@@ -1,11 +1,7 @@
-"""The node's small parts, each on its own: mailbox, statistics, worker, diagnostics."""
+"""The node's small parts, each on its own: mailbox, statistics, worker."""
 
-import json
-import subprocess
-import sys
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,18 +11,10 @@ from models import write_responsive_model
 
 pytest.importorskip('rclpy')
 
-from robot import new_domain
 from std_msgs.msg import Header
 
 from kp2d_core import KeypointDetector
-from kp2d_ros import diagnostics
 from kp2d_ros.diagnostics import (
-    ERROR,
-    OK,
-    WARN,
-    Assessment,
-    Console,
-    Health,
     Summary,
     summarize,
 )
@@ -332,138 +320,9 @@ def test_a_lane_that_hangs_is_not_stopped_and_goes_on(stereo, photographs):
     assert stereo.worker.busy_since is None and not stereo.problems
 
 
-QUIET = dict.fromkeys(Statistics.COUNTERS, 0)
-WELL = Health(topic='/image', active=True, since_image=0.1, publishers=1)
-
-
-@pytest.mark.parametrize(
-    ('health', 'since', 'level', 'words'),
-    [
-        (Health('/image'), {}, OK, 'not active'),
-        (WELL, {'received': 30}, OK, '12.0 Hz'),
-        (replace(WELL, last_problem='it broke'), {'failed': 1}, ERROR, 'every frame fails: it br'),
-        (WELL, {'failed': 2, 'processed': 9}, ERROR, '2 frames failed'),
-        (replace(WELL, busy_for=9.0), {}, ERROR, 'on one frame for 9 s'),
-        (replace(WELL, busy_for=9.0, loading='compiling'), {}, WARN, 'no keypoints yet: compili'),
-        (replace(WELL, active=False, loading='loading', loading_for=7.0), {}, OK, '7 s so far'),
-        (replace(WELL, since_image=None, active_for=0.5), {}, OK, 'waiting for images'),
-        (replace(WELL, refused='too large'), {}, WARN, 'too large; the previous settings stay'),
-        (
-            replace(WELL, last_problem='too small'),
-            {'damaged': 2},
-            WARN,
-            '2 frames could not be us',
-        ),
-        (replace(WELL, incompatible='RELIABILITY'), {}, WARN, 'reliability to auto'),
-        (replace(WELL, since_image=None, publishers=0), {}, WARN, 'nobody publishes /image'),
-        (replace(WELL, since_image=9.0), {}, WARN, 'no image on /image'),
-        (replace(WELL, enabled=False), {}, OK, 'disabled'),
-        (replace(WELL, wanted=False), {}, OK, 'idle'),
-        (replace(WELL, uncalibrated='no camera_info'), {}, WARN, 'no camera_info'),
-        (replace(WELL, bad_camera_info='K holds NaN'), {}, WARN, 'K holds NaN; calibrate'),
-        (WELL, {'received': 20, 'lost': 10}, WARN, '10 of 30 frames were lost'),
-        (replace(WELL, middleware='rmw_fastrtps_cpp'), {'lost': 1}, WARN, 'Fast DDS profile'),
-        (replace(WELL, middleware='rmw_cyclonedds_cpp'), {'lost': 1}, WARN, 'CYCLONEDDS_URI'),
-        (replace(WELL, middleware='rmw_zenoh_cpp'), {'lost': 1}, WARN, 'Zenoh'),
-        (WELL, {'received': 30, 'dropped': 25}, OK, 'the camera is faster: 25 of 30'),
-    ],
-)
-def test_diagnostics_say_what_matters(health, since, level, words):
-    found = diagnostics.assess(health, {**QUIET, **since}, Summary(rate=12.0))
-    assert found.level == level and words in found.message
-
-
-def test_what_the_camera_shows_is_judged(photographs):
-    """With the model that ships: black, blank, and a photograph."""
-    pipeline = Pipeline(KeypointDetector.load('small', threads=1))
-    photograph = photographs['coffee'][:240, :320]
-    wall = np.full_like(photograph, 140)
-    for image, words in (
-        (photograph * 0, 'are black'),
-        (wall, 'no texture'),
-        (photograph, 'Hz'),
-    ):
-        statistics = Statistics()
-        for number in range(3):
-            result = pipeline.process(Frame(image, number), Settings())
-            statistics.add(Sample.of(result, number / 10, 0.1))
-        found = diagnostics.assess(WELL, QUIET, summarize(statistics, now=0.3))
-        assert words in found.message
-        assert found.level == (OK if image is photograph else WARN)
-
-
-class Heard:
-    """A logger that remembers."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        for kind in ('info', 'warning', 'error'):
-            setattr(self, kind, lambda text, k=kind: self.lines.append(f'{k}: {text}'))
-
-
-def test_the_console_hears_of_changes_and_not_too_often():
-    heard = Heard()
-    console = Console(heard)
-    well, lost = Assessment(OK, 'well', '9 Hz'), Assessment(WARN, 'lost', '3 of 9')
-    broken = Assessment(ERROR, 'failed', 'it broke')
-    console.tell(well, 0.0)
-    assert heard.lines == []
-    for now in range(1, 40):
-        console.tell(lost if now % 2 else well, float(now))
-    console.tell(broken, 40.0)
-    console.tell(well, 80.0)
-    assert heard.lines == [
-        'warning: 3 of 9', 'info: recovered: 9 Hz', 'warning: 3 of 9',
-        'info: recovered: 9 Hz', 'error: it broke', 'info: recovered: 9 Hz',
-    ]  # fmt: skip
-
-
 def test_shared_files_are_found():
     assert shared_file('config/keypoints.yaml') == ROOT / 'config' / 'keypoints.yaml'
     from kp2d_core.errors import FileError
 
     with pytest.raises(FileError, match='is not installed'):
         shared_file('config/absent.yaml')
-
-
-def test_bench_node_measures(tmp_path):
-    """Briefly, for its figures to be there and to add up; speed is not judged here."""
-    report = tmp_path / 'figures.json'
-    done = subprocess.run(
-        [sys.executable, '-m', 'kp2d_core.cli', 'bench', 'node', '--parts', 'overhead', 'camera',
-         'soak', '--frames', '8', '--seconds', '3', '--soak', '4', '--domain',
-         str(new_domain()), '--runtime', 'torch', '--threads', '1', '--json', str(report)],
-        capture_output=True, text=True, timeout=150, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(report.read_text())
-    overhead = figures['overhead']['with tracking']
-    assert 0 < overhead['inference_p50_ms'] < overhead['latency_p50_ms']
-    assert overhead['overhead_p50_ms'] > 0
-    assert 0 < figures['camera']['rate_hz'] <= 31
-    soak = figures['soak']
-    assert soak['sent'] == soak['received'] + soak['lost'] and soak['processed'] > 3
-    assert soak['threads'][0] == soak['threads'][1]
-    assert 'overhead' in done.stdout and 'accounted for' in done.stdout
-
-
-def test_rates_are_compared_window_by_window():
-    """What else runs on the machine then slows down both."""
-    from kp2d_ros.benchmark.stereo import Window, ratio_of
-
-    one = [Window(rate, rate, 70.0, 0.1) for rate in (24.0, 6.0, 26.0)]
-    two = [Window(rate, rate, 80.0, 0.1) for rate in (20.0, 5.0, 20.0)]
-    assert ratio_of({'one node': one, 'two nodes': two}) == pytest.approx(1.2)
-
-
-def test_processor_time_of_a_process():
-    from kp2d_ros.benchmark.stereo import processor_time
-
-    busy = 'import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()'
-    with subprocess.Popen(
-        [sys.executable, '-c', busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert 0.25 < processor_time(process) < 3
-        process.communicate(b'\n')

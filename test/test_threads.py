@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from kp2d_core.matching import find_neighbours, helper_helps, keep_off_this_core
+from kp2d_core.matching import blas_has_one_thread, find_neighbours, keep_off_this_core
 from kp2d_core.threads import find_blas, one_blas_thread, usable_cores
 
 linux_with_two_cores = pytest.mark.skipif(
@@ -64,12 +64,12 @@ def test_matching_has_a_helper_only_where_the_blas_has_one_thread():
     first, second = (random.normal(size=(900, 64)).astype(np.float32) for _ in range(2))
     before = [blas.threads() for blas in find_blas()]
     with one_blas_thread():
-        assert helper_helps()
+        assert blas_has_one_thread()
         helped = find_neighbours(first, second, None, runner_up=True)
     for blas in find_blas():
         blas.set_threads(2)
     try:
-        assert not helper_helps()
+        assert not blas_has_one_thread()
         alone = find_neighbours(first, second, None, runner_up=True)
     finally:
         for blas, count in zip(find_blas(), before, strict=True):

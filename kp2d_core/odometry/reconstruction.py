@@ -20,7 +20,6 @@ FEW = 60  # up to this many images, all pairs are matched
 ALIKE = 20  # with more images, each is matched with this many similar ones
 AFTER = 8  # in a sequence, each image is matched with this many following ones
 LOOPS = 5  # and with this many similar ones
-ATTEMPTS = 3  # with few images, as long as the model lacks some: COLMAP is random
 ROOM = 1 << 20  # bytes; with less free space, a file may be incomplete
 SHIPPED = ('cameras.bin', 'images.bin', 'points3D.bin')  # of a model; others may be beside them
 
@@ -84,7 +83,12 @@ def reconstruct(
     import pycolmap
 
     options = pycolmap.IncrementalPipelineOptions()
+    options.random_seed = seed
     options.min_model_size = 3
+    opened = pycolmap.Database.open(database)
+    if opened.num_images() <= FEW:
+        options.num_threads = 1  # with more, the same six images gave a model of two, four or six
+    opened.close()
     if calibrated:
         # Otherwise COLMAP changes the focal length by up to half; the model still looks plausible.
         options.ba_refine_focal_length = False
@@ -93,19 +97,10 @@ def reconstruct(
     pycolmap.logging.minloglevel = pycolmap.logging.FATAL.value  # we tell what went wrong
     try:
         with tempfile.TemporaryDirectory() as folder:
-            models: list[Any] = []
-            opened = pycolmap.Database.open(database)
-            given = opened.num_images()
-            opened.close()
-            for attempt in range(ATTEMPTS if given <= FEW else 1):
-                options.random_seed = seed + attempt
-                found = pycolmap.incremental_mapping(
-                    database, images, folder, options, next_image_callback=on_image
-                )
-                largest_first = sorted(found.values(), key=_size, reverse=True)
-                models = max(models, largest_first, key=lambda found: [_size(m) for m in found])
-                if models and _size(models[0])[0] == given:
-                    break
+            found = pycolmap.incremental_mapping(
+                database, images, folder, options, next_image_callback=on_image
+            )
+            models = sorted(found.values(), key=lambda model: -model.num_reg_images())
             if not models:
                 raise FileError(
                     'no two of the images show one place from two sides, or too few of their '
@@ -125,10 +120,6 @@ def reconstruct(
         float(best.compute_mean_reprojection_error()),
         len(models),
     )
-
-
-def _size(model: Any) -> tuple[int, int]:
-    return model.num_reg_images(), model.num_points3D()
 
 
 def apart(models: Sequence[Any]) -> list[Any]:
